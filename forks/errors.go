@@ -1,0 +1,49 @@
+package forks
+
+import (
+	"errors"
+	"io/fs"
+	"strings"
+)
+
+// The sentinels that an [*Error] wraps, besides the system's own errors.
+var (
+	// ErrNotFound: no such snapshot, fork or path.
+	ErrNotFound = errors.New("not found")
+	// ErrExists: the id or key is taken.
+	ErrExists = errors.New("already exists")
+	// ErrUnsupported: this driver cannot do that here.
+	ErrUnsupported = errors.New("not supported")
+	// ErrDamaged: the store's own data is incomplete or unreadable.
+	ErrDamaged = errors.New("damaged")
+)
+
+// SkipDir, returned by the function given to [View.Walk], leaves out what is
+// below the present directory.
+var SkipDir = fs.SkipDir
+
+// Error says which operation on what failed in which driver, and why.
+type Error struct {
+	// Op is the operation: "capture", "fork", "commit", …
+	Op string
+	// ID is the snapshot, fork or path that it was about.
+	ID string
+	// Driver is the driver's name.
+	Driver string
+	Err    error
+}
+
+func (e *Error) Error() string {
+	var b strings.Builder
+	b.WriteString(e.Op)
+	if e.ID != "" {
+		b.WriteString(" " + e.ID)
+	}
+	if e.Driver != "" {
+		b.WriteString(" (" + e.Driver + ")")
+	}
+	b.WriteString(": " + e.Err.Error())
+	return b.String()
+}
+
+func (e *Error) Unwrap() error { return e.Err }
