@@ -71,8 +71,7 @@ type Driver interface {
 	// View opens a snapshot for reading.
 	View(ctx context.Context, id ID) (View, error)
 
-	// Diff returns what changed from snapshot a to snapshot b. With a empty,
-	// everything that b holds is added.
+	// Diff returns what changed from snapshot a to snapshot b.
 	Diff(ctx context.Context, a, b ID) (Changes, error)
 
 	// Apply brings what changed from snapshot from to snapshot to into the

@@ -1,0 +1,440 @@
+//go:build linux
+
+package layer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/agentenv/agentenv/forks"
+	"github.com/agentenv/agentenv/forks/internal/fsat"
+	"golang.org/x/sys/unix"
+)
+
+// applyName is the directory, in the one that is applied to, where new files
+// are made before they are put in place. A flock says that its maker lives.
+const applyName = ".agentenv-apply"
+
+// Apply brings what changed from one snapshot to another into a directory; see
+// [forks.Driver].
+//
+// A path is in the way if its type, mode or bytes are neither what they were in
+// the one snapshot nor what they are in the other; where the attributes or, for
+// root, the owner changed, those too. Times are not. A directory that is to be
+// removed and holds more than the snapshot knew stays, with a warning.
+func (s *Store) Apply(ctx context.Context, from, to forks.ID, dir string, o forks.ApplyOptions) (forks.ApplyResult, error) {
+	changes, err := s.Diff(from, to)
+	if err != nil {
+		return forks.ApplyResult{}, err
+	}
+	a := &applier{store: s, set: fsat.NewSetter()}
+	if a.from, err = s.State(from); err != nil {
+		return forks.ApplyResult{}, err
+	}
+	if a.to, err = s.State(to); err != nil {
+		return forks.ApplyResult{}, err
+	}
+	if a.root, err = openSource(dir); err != nil {
+		return forks.ApplyResult{}, err
+	}
+	defer unix.Close(a.root)
+	for _, c := range changes.List {
+		if o.Skip != nil && o.Skip(c.Path) {
+			continue
+		}
+		if err := a.check(c); err != nil {
+			return forks.ApplyResult{}, sourceError(dir, err)
+		}
+	}
+	r := forks.ApplyResult{Conflicts: a.conflicts}
+	for _, c := range a.todo {
+		r.Applied = append(r.Applied, c.Path)
+	}
+	if !o.Check && len(r.Conflicts) == 0 && len(a.todo) > 0 {
+		err = sourceError(dir, a.run(ctx))
+	}
+	if len(r.Conflicts) > 0 {
+		r.Applied = nil
+	}
+	r.Warnings = a.warn.Lines()
+	return r, err
+}
+
+type applier struct {
+	store     *Store
+	from, to  *State
+	root      int
+	set       fsat.Setter
+	warn      Warnings
+	todo      []forks.Change
+	conflicts []string
+}
+
+// errBlocked: a directory on the way is something else.
+var errBlocked = errors.New("not a directory")
+
+// parent opens the directory that holds path; nil without an error if it is
+// not there.
+func (a *applier) parent(path string) (*fsat.Dir, string, error) {
+	at, err := unix.FcntlInt(uintptr(a.root), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, "", err
+	}
+	for {
+		name, rest, more := strings.Cut(path, "/")
+		if !more {
+			return fsat.NewDir(at), name, nil
+		}
+		next, err := fsat.Access{CrossMounts: true}.Open(at, name, unix.O_RDONLY|unix.O_DIRECTORY)
+		unix.Close(at)
+		switch {
+		case errors.Is(err, unix.ENOENT):
+			return nil, "", nil
+		case errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP):
+			return nil, "", errBlocked
+		case err != nil:
+			return nil, "", err
+		}
+		at, path = next, rest
+	}
+}
+
+// check sorts a change into what is to be done and what is in the way.
+func (a *applier) check(c forks.Change) error {
+	there, old, now, err := a.compare(c)
+	if errors.Is(err, errBlocked) {
+		a.sort(c, c.New == nil, false)
+		return nil
+	}
+	if err != nil {
+		return &os.PathError{Op: "compare", Path: c.Path, Err: err}
+	}
+	switch {
+	case c.New == nil && !there, there && now:
+	case c.Old == nil && !there, there && old:
+		a.sort(c, false, true)
+	default:
+		a.sort(c, false, false)
+	}
+	return nil
+}
+
+func (a *applier) sort(c forks.Change, done, free bool) {
+	switch {
+	case done:
+	case free:
+		a.todo = append(a.todo, c)
+	default:
+		a.conflicts = append(a.conflicts, c.Path)
+	}
+}
+
+// compare says whether the path is there, as it was and as it will be.
+func (a *applier) compare(c forks.Change) (there, old, now bool, err error) {
+	d, name, err := a.parent(c.Path)
+	if err != nil || d == nil {
+		return false, false, false, err
+	}
+	defer d.Release()
+	var st unix.Stat_t
+	if c.Path == "." {
+		err = unix.Fstat(d.FD, &st)
+	} else {
+		err = fsat.Access{}.StatName(d.FD, name, &st)
+	}
+	if errors.Is(err, unix.ENOENT) {
+		return false, false, false, nil
+	}
+	if err != nil {
+		return false, false, false, err
+	}
+	if now, err = a.matches(d.FD, name, &st, c, c.New, a.to); err != nil {
+		return true, false, false, err
+	}
+	old, err = a.matches(d.FD, name, &st, c, c.Old, a.from)
+	if err == nil && old && c.Kind == forks.Type && c.Old.Mode&unix.S_IFMT == unix.S_IFDIR {
+		old, err = a.onlyKnown(d.FD, name, c.Path)
+	}
+	return true, old, now, err
+}
+
+// matches says whether what is at name is the entry e of state s.
+func (a *applier) matches(dir int, name string, st *unix.Stat_t, c forks.Change, e *forks.Entry, s *State) (bool, error) {
+	if e == nil || st.Mode&unix.S_IFMT != e.Mode&unix.S_IFMT {
+		return false, nil
+	}
+	link := st.Mode&unix.S_IFMT == unix.S_IFLNK
+	if !link && st.Mode&0o7777 != e.Mode&0o7777 {
+		return false, nil
+	}
+	if c.Old != nil && c.New != nil {
+		if a.set.Root() && (c.Old.UID != c.New.UID || c.Old.GID != c.New.GID) && (st.Uid != e.UID || st.Gid != e.GID) {
+			return false, nil
+		}
+		if !maps.Equal(c.Old.Xattrs, c.New.Xattrs) {
+			if ok, err := a.sameXattrs(dir, name, e); !ok || err != nil {
+				return false, err
+			}
+		}
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFLNK:
+		target, err := fsat.Access{}.Readlink(dir, name)
+		return target == e.Target, err
+	case unix.S_IFBLK, unix.S_IFCHR:
+		return st.Rdev == e.Rdev, nil
+	case unix.S_IFREG:
+		return a.sameBytes(dir, name, st, e, s)
+	}
+	return true, nil
+}
+
+func (a *applier) sameXattrs(dir int, name string, e *forks.Entry) (bool, error) {
+	have, err := fsat.Access{}.Xattrs(dir, name)
+	if err != nil {
+		return false, err
+	}
+	count := 0
+	for _, x := range have {
+		if fsat.Privileged(x.Name) && !a.set.Root() {
+			continue
+		}
+		if v, ok := e.Xattrs[x.Name]; !ok || v != x.Value {
+			return false, nil
+		}
+		count++
+	}
+	for n := range e.Xattrs {
+		if fsat.Privileged(n) && !a.set.Root() {
+			count++
+		}
+	}
+	return count == len(e.Xattrs), nil
+}
+
+func (a *applier) sameBytes(dir int, name string, st *unix.Stat_t, e *forks.Entry, s *State) (bool, error) {
+	if st.Size != e.Size {
+		return false, nil
+	}
+	fd, err := fsat.Access{CrossMounts: true}.Open(dir, name, unix.O_RDONLY)
+	if err != nil {
+		return false, err
+	}
+	defer unix.Close(fd)
+	i, _ := s.Find(e.Path)
+	return a.store.SameAsStored(s)(i, func() string { return dirOf(e.Path) }, baseOf(e.Path), fd)
+}
+
+func dirOf(path string) string {
+	if i := strings.LastIndexByte(path, '/'); i >= 0 {
+		return path[:i]
+	}
+	return "."
+}
+
+func baseOf(path string) string { return path[strings.LastIndexByte(path, '/')+1:] }
+
+// onlyKnown says whether the directory holds nothing that the first snapshot
+// had not.
+func (a *applier) onlyKnown(dir int, name, path string) (bool, error) {
+	fd, err := fsat.Access{}.OpenDir(dir, name)
+	if err != nil {
+		return false, err
+	}
+	defer unix.Close(fd)
+	var l fsat.List
+	if err := l.Read(fd); err != nil {
+		return false, err
+	}
+	at, _ := a.from.Find(path)
+	for i := range l.Len() {
+		if _, ok := a.from.child(at, string(l.Name(i))); !ok {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// run writes: first all that is new, out of sight; then what is to go, the
+// deepest first; then what is new is put in place; then directories get their
+// metadata, the deepest first.
+func (a *applier) run(ctx context.Context) error {
+	tmp, err := a.lockTemp(ctx)
+	if err != nil {
+		return err
+	}
+	err = a.write(ctx, tmp)
+	remove := fsat.RemoveAll(context.WithoutCancel(ctx), a.root, applyName)
+	tmp.Release()
+	return errors.Join(err, remove)
+}
+
+func (a *applier) lockTemp(ctx context.Context) (*fsat.Dir, error) {
+	for range 2 {
+		err := unix.Mkdirat(a.root, applyName, 0o700)
+		if err != nil && err != unix.EEXIST {
+			return nil, err
+		}
+		made := err == nil
+		fd, err := fsat.Access{}.OpenDir(a.root, applyName)
+		if err != nil {
+			return nil, err
+		}
+		if unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) != nil {
+			unix.Close(fd)
+			return nil, fmt.Errorf("another apply is at work in this directory: %w", unix.EBUSY)
+		}
+		if made {
+			for _, acl := range []string{fsat.ACLDefault, fsat.ACLAccess} {
+				_ = unix.Fremovexattr(fd, acl) // mostly there is none
+			}
+			return fsat.NewDir(fd), unix.Fchmod(fd, 0o700)
+		}
+		err = fsat.RemoveAll(ctx, a.root, applyName) // of one that was cut short
+		unix.Close(fd)
+		if err != nil {
+			return nil, err
+		}
+	}
+	return nil, fmt.Errorf("%s: %w", applyName, unix.EEXIST)
+}
+
+func (a *applier) write(ctx context.Context, tmp *fsat.Dir) error {
+	if err := a.makeNew(ctx, tmp); err != nil {
+		return err
+	}
+	for _, c := range slices.Backward(a.todo) {
+		if c.New == nil {
+			if err := a.remove(c); err != nil {
+				return &os.PathError{Op: "remove", Path: c.Path, Err: err}
+			}
+		}
+	}
+	for i, c := range a.todo {
+		if c.New == nil {
+			continue
+		}
+		if err := a.place(tmp.FD, i, c); err != nil {
+			return &os.PathError{Op: "write", Path: c.Path, Err: err}
+		}
+	}
+	for _, c := range slices.Backward(a.todo) {
+		if c.New != nil && c.New.Mode&unix.S_IFMT == unix.S_IFDIR {
+			if err := a.settle(c); err != nil {
+				return &os.PathError{Op: "write", Path: c.Path, Err: err}
+			}
+		}
+	}
+	return nil
+}
+
+// makeNew makes all that is no directory, named by its place in the list.
+func (a *applier) makeNew(ctx context.Context, tmp *fsat.Dir) error {
+	if err := unix.Mkdirat(tmp.FD, "links", 0o700); err != nil {
+		return err
+	}
+	fd, err := fsat.Access{}.OpenDir(tmp.FD, "links")
+	if err != nil {
+		return err
+	}
+	// A copier of its own: the directory may lie on another file system.
+	r := &Restorer{maker: newMaker(fsat.NewDir(fd), new(fsat.Copier), &a.warn), store: a.store, state: a.to.Clone()}
+	defer r.Close()
+	var tops []Top
+	for i, c := range a.todo {
+		if c.New == nil || c.New.Mode&unix.S_IFMT == unix.S_IFDIR {
+			continue
+		}
+		node, _ := a.to.Find(c.Path)
+		tmp.Hold(1)
+		tops = append(tops, Top{Dir: tmp, Name: strconv.Itoa(i), Node: node})
+	}
+	if err := r.Run(ctx, tops); err != nil {
+		return err
+	}
+	return r.Settle()
+}
+
+func (a *applier) remove(c forks.Change) error {
+	d, name, err := a.parent(c.Path)
+	if err != nil || d == nil {
+		return err
+	}
+	defer d.Release()
+	flags := 0
+	if c.Old.Mode&unix.S_IFMT == unix.S_IFDIR {
+		flags = unix.AT_REMOVEDIR
+	}
+	err = unix.Unlinkat(d.FD, name, flags)
+	switch err {
+	case unix.ENOENT:
+		return nil
+	case unix.ENOTEMPTY, unix.EEXIST:
+		a.warn.Add("%s: not removed, it holds more than the snapshot did", c.Path)
+		return nil
+	}
+	return err
+}
+
+// place puts what was made as number i where it belongs.
+func (a *applier) place(tmp, i int, c forks.Change) error {
+	if c.Path == "." {
+		return nil
+	}
+	d, name, err := a.parent(c.Path)
+	if err != nil {
+		return err
+	}
+	if d == nil {
+		return unix.ENOENT
+	}
+	defer d.Release()
+	if c.Kind == forks.Type && c.Old.Mode&unix.S_IFMT == unix.S_IFDIR {
+		if err := unix.Unlinkat(d.FD, name, unix.AT_REMOVEDIR); err != nil && err != unix.ENOENT {
+			return err
+		}
+	}
+	if c.New.Mode&unix.S_IFMT == unix.S_IFDIR {
+		if c.Kind == forks.Modified {
+			return nil
+		}
+		if c.Kind == forks.Type {
+			if err := unix.Unlinkat(d.FD, name, 0); err != nil && err != unix.ENOENT {
+				return err
+			}
+		}
+		return unix.Mkdirat(d.FD, name, 0o700)
+	}
+	err = unix.Renameat(tmp, strconv.Itoa(i), d.FD, name)
+	if err == unix.ENOENT {
+		return nil // it could not be made, which a warning says
+	}
+	return err
+}
+
+// settle gives a directory the metadata of the second snapshot.
+func (a *applier) settle(c forks.Change) error {
+	d, name, err := a.parent(c.Path)
+	if err != nil || d == nil {
+		return err
+	}
+	defer d.Release()
+	if c.Path == "." {
+		name = "."
+	}
+	fd, err := fsat.OpenWritable(d.FD, name)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	node, _ := a.to.Find(c.Path)
+	meta := a.to.Meta(node)
+	var st unix.Stat_t
+	return a.set.FD(fd, &meta, &st)
+}
