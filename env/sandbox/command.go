@@ -1,0 +1,143 @@
+package sandbox
+
+import (
+	"context"
+	"io"
+	"os"
+	"syscall"
+	"time"
+)
+
+// Level is how strongly a command is kept apart.
+type Level string
+
+// The levels, strongest first.
+const (
+	// LevelNamespaces: user (when not root), mount, PID, IPC and UTS namespaces of
+	// its own, the tree as / or over a read-only host.
+	LevelNamespaces Level = "namespaces"
+	// LevelProcess: a process group and a subreaper; the tree stands at its own
+	// path, AGENTENV_TREE. For workspaces only.
+	LevelProcess Level = "process"
+)
+
+// Home is what a workspace's command has as its home directory.
+type Home string
+
+// The kinds of home, as CONTRACT §1 defines them.
+const (
+	HomeOverlay Home = "overlay"
+	HomePrivate Home = "private"
+	HomeHost    Home = "host"
+)
+
+// Mode is how a host path is brought in.
+type Mode string
+
+// The modes of a [Bind].
+const (
+	ReadOnly  Mode = "ro"
+	Overlay   Mode = "overlay"
+	ReadWrite Mode = "rw"
+)
+
+// Bind brings the host path From in at To; both are absolute.
+type Bind struct {
+	From, To string
+	Mode     Mode
+}
+
+// View is the world a command runs in: which tree, as what, and what of the
+// host beside it.
+type View struct {
+	// Tree is the absolute host path of the tree.
+	Tree string
+	// At is the absolute path where a workspace's tree is seen, over the
+	// host's read-only system. Empty: the tree is the command's root.
+	At string
+	// Scratch is an existing, empty directory for this command alone, outside
+	// the tree, for uppers and mount points. The caller removes it after
+	// Wait (see [RemoveScratch]).
+	Scratch string
+	// Home and HomeDir (the caller's home, absolute) shape a workspace's home.
+	Home    Home
+	HomeDir string
+	Binds   []Bind
+	// Hide holds absolute host paths that the command must not see, such as
+	// agentenv's own roots.
+	Hide []string
+}
+
+// Command is what to run.
+type Command struct {
+	Level Level
+	View  View
+	// Args is the command and its arguments. A name without a slash is looked
+	// up in PATH of Env, inside.
+	Args []string
+	// Env is the whole environment, K=V.
+	Env []string
+	// Dir is the absolute directory to run in, as seen inside.
+	Dir string
+	// Stdin may be nil for an empty input. Stdout and Stderr may be *os.File,
+	// which the command gets as they are, or any writer, which is fed from a
+	// pipe; nil discards.
+	Stdin          *os.File
+	Stdout, Stderr io.Writer
+}
+
+// Process is a command that was started.
+type Process interface {
+	// Signal sends a signal to the command's own process.
+	Signal(sig syscall.Signal) error
+	// Stop ends everything: TERM to all, then KILL after grace. It returns at
+	// once; Wait tells when it is done. A second Stop with a shorter grace
+	// shortens the first. Safe from any goroutine, also after the end.
+	Stop(grace time.Duration)
+	// Wait returns when the command has ended and nothing it started is left,
+	// with all output written. It may be called once.
+	Wait() (Result, error)
+}
+
+// Result is how a command ended.
+type Result struct {
+	// ExitCode is the exit status, 128+N after signal N; 127 if the command
+	// was not found, 126 if it could not be executed.
+	ExitCode int
+	// Signal is set when the command itself was ended by a signal.
+	Signal syscall.Signal
+	// NotStarted says that ExitCode 126 or 127 is of the sandbox, which could
+	// not execute Args[0], not of the command; Reason is the cause.
+	NotStarted bool
+	Reason     string
+	// Started is when the command was executed, Duration how long it ran.
+	Started  time.Time
+	Duration time.Duration
+}
+
+// Executor starts commands. An error from Start means that the sandbox could
+// not be made (an [*Error] says why and what mends it), never that the command
+// failed. Cancelling ctx is Stop with no grace.
+type Executor interface {
+	Start(ctx context.Context, c Command) (Process, error)
+}
+
+// Error says which part of a sandbox could not be made, why, and the command
+// or step that mends it.
+type Error struct {
+	// What is the part: "user namespace", "home overlay", …
+	What string
+	Err  error
+	// Fix is what the user can do; empty if nothing is known.
+	Fix string
+}
+
+func (e *Error) Error() string {
+	s := "cannot make the sandbox's " + e.What + ": " + e.Err.Error()
+	if e.Fix != "" {
+		s += "; " + e.Fix
+	}
+	return s
+}
+
+func (e *Error) Unwrap() error { return e.Err }

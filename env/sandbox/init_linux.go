@@ -1,0 +1,194 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/moby/sys/reexec"
+	"golang.org/x/sys/unix"
+)
+
+func init() {
+	reexec.Register(initName, func() { runHelper(&nsInit{}) })
+	reexec.Register(reaperName, func() { runHelper(&reaper{}) })
+}
+
+// keeper is what PID 1 of a sandbox and the subreaper of the process level do
+// differently.
+type keeper interface {
+	// prepare makes what the command is to see.
+	prepare(s *spec, notice func(string)) error
+	// start executes the command and returns its pid.
+	start(s *spec) (int, error)
+	// term sends TERM (and CONT, for the stopped) to all.
+	term()
+	// end kills all that is left.
+	end()
+}
+
+// helper is a process of a sandbox that stays beside the command.
+type helper struct {
+	keeper keeper
+	in     *json.Decoder
+	null   int // the host's /dev/null; a tree may have none
+
+	mu       sync.Mutex
+	out      *json.Encoder
+	pid      int  // the command's, while it is alive
+	stopping bool // wait for all, not for the command alone
+}
+
+// runHelper is the whole life of a helper. It never returns.
+func runHelper(k keeper) {
+	// A signal from inside must never end a helper: all are caught, none acts.
+	signal.Notify(make(chan os.Signal, 1))
+	unix.CloseRange(controlFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC)
+	control := os.NewFile(controlFD, "control")
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		null = controlFD // anything that is not the command's will do
+	}
+	h := &helper{keeper: k, in: json.NewDecoder(control), out: json.NewEncoder(control), null: null}
+	var s spec
+	if err := h.in.Decode(&s); err != nil {
+		os.Exit(1) // agentenv died before it could say go
+	}
+	go h.obey()
+	h.live(&s)
+}
+
+// live makes the sandbox, runs the command and reaps until it ends.
+func (h *helper) live(s *spec) {
+	if err := h.keeper.prepare(s, func(n string) { h.report(report{Notice: n}) }); err != nil {
+		h.quit(report{Failed: newFailure(err)})
+	}
+	h.mu.Lock() // no signal before the command is there
+	pid, err := h.keeper.start(s)
+	began := time.Now()
+	h.pid = pid
+	h.mu.Unlock()
+	var refused *notExecuted
+	if errors.As(err, &refused) {
+		h.quit(report{Refused: refused})
+	}
+	if err != nil {
+		h.quit(report{Failed: newFailure(err)})
+	}
+	h.releaseStdio()
+	h.report(report{Started: &started{pid}})
+	h.reap(pid, began)
+}
+
+// reap waits for every child. The command's end is the end of all; after a
+// Stop the others have until its grace is over.
+func (h *helper) reap(pid int, began time.Time) {
+	for {
+		var ws syscall.WaitStatus
+		got, err := syscall.Wait4(-1, &ws, 0, nil)
+		switch {
+		case err == syscall.EINTR:
+			continue
+		case err != nil: // ECHILD: nobody is left
+			h.quit(report{})
+		case got != pid:
+			continue
+		}
+		h.mu.Lock()
+		h.pid = 0
+		stopping := h.stopping
+		h.mu.Unlock()
+		exit := report{Exit: &exitedReport{Status: ws, Duration: time.Since(began)}}
+		if !stopping {
+			h.quit(exit)
+		}
+		h.report(exit)
+	}
+}
+
+// obey does what agentenv asks, and ends everything when agentenv is gone.
+func (h *helper) obey() {
+	for {
+		var r request
+		if err := h.in.Decode(&r); err != nil {
+			h.keeper.end()
+			os.Exit(1)
+		}
+		h.mu.Lock()
+		if r.Signal != 0 && h.pid > 0 {
+			syscall.Kill(h.pid, r.Signal)
+		}
+		if r.Term {
+			h.stopping = true
+			h.keeper.term()
+		}
+		h.mu.Unlock()
+		if r.Kill {
+			h.keeper.end()
+		}
+	}
+}
+
+func (h *helper) report(r report) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	// If agentenv is gone, obey notices.
+	_ = h.out.Encode(r)
+}
+
+// quit says the last word and ends everything.
+func (h *helper) quit(last report) {
+	h.keeper.end()
+	h.report(last)
+	os.Exit(0)
+}
+
+// releaseStdio lets go of the command's streams, so that who is at their
+// other end sees only what the command does with them.
+func (h *helper) releaseStdio() {
+	for fd := range 3 {
+		unix.Dup3(h.null, fd, unix.O_CLOEXEC)
+	}
+}
+
+// nsInit is PID 1 of a sandbox's PID namespace. When it exits the kernel kills
+// all others.
+type nsInit struct{}
+
+func (*nsInit) prepare(s *spec, notice func(string)) error {
+	w := &world{spec: s, root: newRoot(), notice: notice}
+	return w.build()
+}
+
+func (*nsInit) start(s *spec) (int, error) {
+	uids, gids, err := innerMaps(s)
+	if err != nil {
+		return 0, &Error{What: "user namespace", Err: err}
+	}
+	attr := &syscall.SysProcAttr{
+		Setsid: true,
+		// A namespace of its own, in which the mounts are locked: with the
+		// powers of the namespace that mounted them they could be undone.
+		Cloneflags:                 syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+		UidMappings:                uids,
+		GidMappings:                gids,
+		GidMappingsEnableSetgroups: s.setgroups(),
+	}
+	pid, err := execute(s, attr)
+	if !s.UserNS && refusedNamespace(err) {
+		return startBounded(s)
+	}
+	return pid, err
+}
+
+func (*nsInit) term() {
+	// -1: all but ourselves.
+	syscall.Kill(-1, syscall.SIGTERM)
+	syscall.Kill(-1, syscall.SIGCONT)
+}
+
+func (*nsInit) end() {}

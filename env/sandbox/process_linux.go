@@ -1,0 +1,180 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// process is a command in its sandbox, seen from outside.
+type process struct {
+	level    Level
+	cmd      *exec.Cmd // the helper
+	control  *os.File
+	streams  *streams
+	notice   func(string)
+	uncancel func() bool
+
+	ready  chan struct{} // closed when failed is known
+	failed error
+	done   chan struct{} // closed when result and err are known
+	result Result
+	err    error
+
+	mu       sync.Mutex // guards what is below, and writing to control
+	over     bool
+	deadline time.Time
+	killer   *time.Timer
+	killed   bool
+}
+
+func newProcess(level Level, cmd *exec.Cmd, control *os.File, s *streams, notice func(string)) *process {
+	return &process{
+		level: level, cmd: cmd, control: control, streams: s, notice: notice,
+		ready: make(chan struct{}), done: make(chan struct{}),
+	}
+}
+
+// send writes one message to the helper. An error means that the helper is
+// dead, which follow finds out.
+func (p *process) send(v any) {
+	_ = json.NewEncoder(p.control).Encode(v)
+}
+
+// follow reads the helper's reports until it is dead, and then ends.
+func (p *process) follow() {
+	var exit *exitedReport
+	signalled := false
+	first := func(err error) {
+		if !signalled {
+			signalled = true
+			p.failed = err
+			close(p.ready)
+		}
+	}
+	began := time.Now()
+	in := json.NewDecoder(p.control)
+	for {
+		var r report
+		if err := in.Decode(&r); err != nil {
+			break
+		}
+		switch {
+		case r.Notice != "":
+			p.notice(r.Notice)
+		case r.Failed != nil:
+			e := r.Failed.err()
+			first(explain(e.What, e))
+		case r.Started != nil:
+			began = time.Now()
+			p.result.Started = began
+			first(nil)
+		case r.Refused != nil:
+			p.result = Result{ExitCode: r.Refused.Code, NotStarted: true, Reason: r.Refused.Reason, Started: began}
+			first(nil)
+		case r.Exit != nil:
+			exit = r.Exit
+		}
+	}
+	// The end of the stream may be the helper's, or that of a descriptor
+	// nobody should have closed: either way nothing may go on.
+	p.kill()
+	waitErr := p.cmd.Wait()
+	first(&Error{What: "init", Err: errors.Join(errors.New("it ended before the command was started"), waitErr)})
+	if !p.result.NotStarted {
+		p.setResult(exit, time.Since(began))
+	}
+	p.finish()
+}
+
+// setResult turns the command's status into a result; without one it was
+// killed with its helper.
+func (p *process) setResult(exit *exitedReport, ran time.Duration) {
+	p.result.Duration = ran
+	p.result.Signal = syscall.SIGKILL
+	if exit != nil {
+		p.result.Duration = exit.Duration
+		p.result.Signal = 0
+		p.result.ExitCode = exit.Status.ExitStatus()
+		if exit.Status.Signaled() {
+			p.result.Signal = exit.Status.Signal()
+		}
+	}
+	if p.result.Signal != 0 {
+		p.result.ExitCode = 128 + int(p.result.Signal)
+	}
+}
+
+func (p *process) finish() {
+	p.err = p.streams.finish()
+	p.mu.Lock()
+	p.over = true
+	if p.killer != nil {
+		p.killer.Stop()
+	}
+	p.control.Close()
+	p.mu.Unlock()
+	close(p.done)
+}
+
+// Signal implements [Process].
+func (p *process) Signal(sig syscall.Signal) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over {
+		return os.ErrProcessDone
+	}
+	p.send(request{Signal: sig})
+	return nil
+}
+
+// Stop implements [Process].
+func (p *process) Stop(grace time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over || p.killed {
+		return
+	}
+	if grace <= 0 {
+		p.killLocked()
+		return
+	}
+	deadline := time.Now().Add(grace)
+	if p.killer == nil {
+		p.send(request{Term: true})
+	} else if !deadline.Before(p.deadline) || !p.killer.Stop() {
+		return
+	}
+	p.deadline = deadline
+	p.killer = time.AfterFunc(grace, p.kill)
+}
+
+func (p *process) kill() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.killLocked()
+}
+
+// killLocked ends everything at once: with PID 1 its namespace dies; a
+// reaper is needed alive to find the others.
+func (p *process) killLocked() {
+	p.killed = true
+	if p.level == LevelProcess {
+		p.send(request{Kill: true})
+		return
+	}
+	_ = p.cmd.Process.Kill() // an error means that it is dead
+}
+
+// Wait implements [Process].
+func (p *process) Wait() (Result, error) {
+	<-p.done
+	if p.uncancel != nil {
+		p.uncancel()
+	}
+	return p.result, p.err
+}

@@ -1,0 +1,191 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"syscall"
+
+	"github.com/moby/sys/reexec"
+	"github.com/moby/sys/userns"
+	"golang.org/x/sys/unix"
+)
+
+// Sandbox is the [Executor] of this package. A program that uses one calls
+// reexec.Init (github.com/moby/sys/reexec) first thing in main and returns if
+// that says true: the helper processes are the program itself.
+type Sandbox struct {
+	notice func(string)
+	mu     sync.Mutex
+	said   map[string]bool
+}
+
+// New makes a Sandbox.
+func New(opts Options) *Sandbox {
+	return &Sandbox{notice: opts.Notice, said: map[string]bool{}}
+}
+
+// tell passes a notice on, once.
+func (s *Sandbox) tell(line string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.notice != nil && !s.said[line] {
+		s.said[line] = true
+		s.notice(line)
+	}
+}
+
+// Start implements [Executor]. It returns when the command was executed, could
+// not be, or its sandbox could not be made.
+func (s *Sandbox) Start(ctx context.Context, c Command) (Process, error) {
+	if err := context.Cause(ctx); err != nil {
+		return nil, err
+	}
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	p, err := s.launch(c)
+	if err != nil {
+		return nil, err
+	}
+	p.uncancel = context.AfterFunc(ctx, func() { p.Stop(0) })
+	<-p.ready
+	if p.failed != nil {
+		<-p.done
+		if err := context.Cause(ctx); err != nil {
+			return nil, err
+		}
+		return nil, p.failed
+	}
+	return p, nil
+}
+
+// launch starts the helper of a sandbox and tells it what to do.
+func (s *Sandbox) launch(c Command) (*process, error) {
+	sp := newSpec(c)
+	attr, err := helperAttr(c.Level, sp)
+	if err != nil {
+		return nil, &Error{What: "user namespace", Err: err}
+	}
+	streams, err := newStreams(c)
+	if err != nil {
+		return nil, &Error{What: "pipes", Err: err, Fix: fixFor(err)}
+	}
+	ours, theirs, err := controlPair()
+	if err != nil {
+		streams.abandon()
+		return nil, &Error{What: "pipes", Err: err, Fix: fixFor(err)}
+	}
+	name := initName
+	if c.Level == LevelProcess {
+		name = reaperName
+	}
+	cmd := reexec.Command(name)
+	cmd.Env = []string{} // nothing of the caller's may be read from /proc/1/environ
+	cmd.Dir = "/"
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = streams.child[0], streams.child[1], streams.child[2]
+	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.SysProcAttr = attr
+	err = start(cmd)
+	theirs.Close()
+	streams.release()
+	if err != nil {
+		ours.Close()
+		streams.abandon()
+		return nil, explain("namespaces", fmt.Errorf("start of its init: %w", errnoOf(err)))
+	}
+	p := newProcess(c.Level, cmd, ours, streams, s.tell)
+	p.send(sp)
+	go p.follow()
+	return p, nil
+}
+
+func newSpec(c Command) *spec {
+	sp := &spec{
+		View: c.View, Args: c.Args, Env: c.Env, Dir: c.Dir,
+		UID: os.Geteuid(), GID: os.Getegid(),
+		UserNS: !mayMount(),
+	}
+	sp.InUserNS = sp.UserNS || userns.RunningInUserNS()
+	sp.RealRoot = sp.UID == 0 && !userns.RunningInUserNS()
+	if sp.Dir == "" {
+		sp.Dir = "/"
+		if c.Level == LevelProcess {
+			sp.Dir = c.View.Tree
+		} else if c.View.At != "" {
+			sp.Dir = c.View.At
+		}
+	}
+	return sp
+}
+
+// mayMount says whether this process may make namespaces and mounts as it is.
+// The capability counts only for root: another user's is lost when the helper
+// is executed.
+var mayMount = sync.OnceValue(func() bool {
+	if os.Geteuid() != 0 {
+		return false
+	}
+	var data [2]unix.CapUserData
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	if err := unix.Capget(&hdr, &data[0]); err != nil {
+		return false
+	}
+	return data[0].Effective&(1<<unix.CAP_SYS_ADMIN) != 0
+})
+
+// helperAttr says in what the helper is started. For a namespace's init the
+// death of our thread is its own; the reaper must live on to kill the others.
+func helperAttr(level Level, s *spec) (*syscall.SysProcAttr, error) {
+	attr := &syscall.SysProcAttr{Setsid: true}
+	if level == LevelProcess {
+		return attr, nil
+	}
+	attr.Pdeathsig = syscall.SIGKILL
+	attr.Cloneflags = syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS
+	if !s.UserNS {
+		return attr, nil
+	}
+	uids, gids, err := outerMaps(s)
+	attr.Cloneflags |= syscall.CLONE_NEWUSER
+	attr.UidMappings, attr.GidMappings = uids, gids
+	attr.GidMappingsEnableSetgroups = s.setgroups()
+	return attr, err
+}
+
+// controlPair makes the two ends of a helper's socket; ours can be polled.
+func controlPair() (ours, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		return nil, nil, os.NewSyscallError("fcntl", err)
+	}
+	return os.NewFile(uintptr(fds[0]), "control"), os.NewFile(uintptr(fds[1]), "control"), nil
+}
+
+// starter runs functions on one thread that never ends. Pdeathsig follows the
+// thread that forked: from any other goroutine a helper could be killed in
+// the middle of its life, when the scheduler lets that thread go.
+var starter = sync.OnceValue(func() chan<- func() {
+	// What agentenv itself was given beyond its streams is not for helpers.
+	unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC)
+	work := make(chan func())
+	go func() {
+		runtime.LockOSThread()
+		for f := range work {
+			f()
+		}
+	}()
+	return work
+})
+
+func start(cmd *exec.Cmd) error {
+	done := make(chan error, 1)
+	starter() <- func() { done <- cmd.Start() }
+	return <-done
+}

@@ -1,0 +1,97 @@
+package sandbox_test
+
+import (
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/moby/sys/reexec"
+	"gotest.tools/v3/assert"
+
+	"github.com/agentenv/agentenv/env/envtest"
+	"github.com/agentenv/agentenv/env/sandbox"
+)
+
+func TestMain(m *testing.M) {
+	if reexec.Init() {
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// notices collects what a Sandbox tells its user.
+type notices struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (n *notices) add(line string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.lines = append(n.lines, line)
+}
+
+func (n *notices) all() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.lines)
+}
+
+func suite(t *testing.T, level sandbox.Level) {
+	if err := sandbox.Probe(level); err != nil {
+		t.Skip(err)
+	}
+	var n notices
+	envtest.Run(t, envtest.Subject{Executor: sandbox.New(sandbox.Options{Notice: n.add}), Level: level, Notices: n.all})
+}
+
+func TestNamespaces(t *testing.T) { suite(t, sandbox.LevelNamespaces) }
+func TestProcess(t *testing.T)    { suite(t, sandbox.LevelProcess) }
+
+// userID is a uid and gid that nobody on the machine has.
+const userID = 64321
+
+// as runs tests of this binary anew under attr, with a home for that user.
+func as(t *testing.T, attr *syscall.SysProcAttr, tests string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to become somebody else")
+	}
+	home, err := os.MkdirTemp("/var/lib", "sandbox-user-")
+	assert.NilError(t, err)
+	t.Cleanup(func() { assert.Check(t, sandbox.RemoveScratch(home)) })
+	assert.NilError(t, os.Chown(home, userID, userID))
+	cmd := exec.Command("/proc/self/exe", "-test.run", tests, "-test.v")
+	cmd.Args[0] = os.Args[0]
+	cmd.Dir, cmd.SysProcAttr = home, attr
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + home, "AGENTENV_TEST_LONG=" + os.Getenv("AGENTENV_TEST_LONG")}
+	out, err := cmd.CombinedOutput()
+	for line := range strings.Lines(string(out)) {
+		passed := strings.Contains(line, "--- PASS") || strings.HasPrefix(line, "=== ")
+		if strings.Contains(line, "--- SKIP") || strings.Contains(line, "gone after") || err != nil && !passed {
+			t.Log(strings.TrimRight(line, "\n"))
+		}
+	}
+	assert.NilError(t, err)
+	assert.Assert(t, strings.Contains(string(out), "--- PASS: "), "no test ran:\n%s", out)
+}
+
+func asUser() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: userID, Gid: userID}}
+}
+
+func TestAsUser(t *testing.T) { as(t, asUser(), "^(TestNamespaces|TestProcess)$") }
+
+// TestInUserNamespace is the view of a container: uid 0 with every
+// capability, but not over the machine.
+func TestInUserNamespace(t *testing.T) {
+	one := []syscall.SysProcIDMap{{ContainerID: 0, HostID: userID, Size: 1}}
+	as(t, &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS, UidMappings: one, GidMappings: one,
+		GidMappingsEnableSetgroups: true, Credential: &syscall.Credential{},
+	}, "^TestNamespaces$")
+}
