@@ -1,0 +1,244 @@
+package env
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/agentenv/agentenv/env/sandbox"
+	"github.com/agentenv/agentenv/forks"
+)
+
+// Fork is a private, writable tree in which commands run. Its methods must not
+// overlap, but those of different forks may.
+type Fork struct {
+	env  *Env
+	tree forks.Tree
+}
+
+// Fork makes a fork of a snapshot of the history. It is safe for use by
+// several goroutines while nothing changes the history.
+func (e *Env) Fork(ctx context.Context, key forks.Key, base ID) (*Fork, error) {
+	return e.forkStore(ctx, key, e.meta.store(base))
+}
+
+// ForkFrozen makes a fork of a frozen tree. It is safe for use by several
+// goroutines.
+func (e *Env) ForkFrozen(ctx context.Context, key forks.Key, f Frozen) (*Fork, error) {
+	return e.forkStore(ctx, key, f.store)
+}
+
+func (e *Env) forkStore(ctx context.Context, key forks.Key, store ID) (*Fork, error) {
+	tree, err := e.driver.Fork(ctx, key, store)
+	if err != nil {
+		return nil, err
+	}
+	return &Fork{env: e, tree: tree}, nil
+}
+
+// Tree is the fork as a place on the host.
+func (f *Fork) Tree() forks.Tree { return f.tree }
+
+// Frozen is the state of a fork that Freeze kept: complete and durable, and in
+// no history until [Env.Keep] or [Env.Promote] lists it, or [Env.Drop] lets it
+// go.
+type Frozen struct {
+	// ID is the id that the snapshot has once it is listed.
+	ID      ID
+	Changes forks.Changes
+	base    ID
+	store   ID
+}
+
+// Freeze keeps the fork's present state. Nothing may be running in it.
+func (f *Fork) Freeze(ctx context.Context, base ID) (Frozen, error) {
+	id := newID()
+	changes, err := f.env.driver.Commit(ctx, f.tree.Key, id)
+	if err != nil {
+		return Frozen{}, err
+	}
+	fr := Frozen{ID: id, Changes: changes, base: base, store: id}
+	if len(changes.List) == 0 {
+		fr.store = f.tree.Base
+	}
+	return fr, nil
+}
+
+// Remove removes the fork and all it holds. What Freeze kept stays.
+func (f *Fork) Remove(ctx context.Context) error { return f.env.driver.RemoveFork(ctx, f.tree.Key) }
+
+// Drop lets go of a frozen tree that nobody will list.
+func (e *Env) Drop(ctx context.Context, f Frozen) error {
+	if f.store != f.ID {
+		return nil
+	}
+	return e.driver.RemoveSnapshot(ctx, f.ID)
+}
+
+// Keep lists a frozen tree in the history, as a child of its base. HEAD stays.
+func (e *Env) Keep(f Frozen, message string) (Snapshot, error) {
+	n := f.node(message)
+	if err := e.list(n, false); err != nil {
+		return Snapshot{}, err
+	}
+	return e.meta.snapshot(&n), nil
+}
+
+func (f Frozen) node(message string) node {
+	n := node{
+		ID: f.ID, Parent: f.base, Message: message, Created: time.Now(), Kind: KindTournament,
+		Stats: StatsOf(f.Changes), Bytes: f.Changes.Bytes,
+	}
+	if f.store != f.ID {
+		n.Store = f.store
+	}
+	return n
+}
+
+// Promote lists a frozen tree and makes it HEAD, in one step, and then makes
+// the work tree equal to it. Work that no snapshot holds is saved first and
+// returned.
+func (e *Env) Promote(ctx context.Context, f Frozen, message string) (Snapshot, *Snapshot, error) {
+	saved, err := e.SaveWork(ctx, "before promotion: "+message)
+	if err != nil {
+		return Snapshot{}, nil, err
+	}
+	n := f.node(message)
+	seq, err := e.journal.begin(intent{Op: "tournament", From: e.meta.Head, To: n.ID})
+	if err != nil {
+		return Snapshot{}, saved, err
+	}
+	if err := e.list(n, true); err != nil {
+		return Snapshot{}, saved, err
+	}
+	head := e.Head()
+	if err := e.followHead(ctx); err != nil {
+		return head, saved, err
+	}
+	return head, saved, e.journal.end(seq)
+}
+
+// followHead makes an existing work tree equal to HEAD. If that fails, HEAD
+// stands and the next command makes it so.
+func (e *Env) followHead(ctx context.Context) error {
+	_, err := e.driver.Tree(forks.Work)
+	if isNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return e.driver.Checkout(context.WithoutCancel(ctx), forks.Work, e.meta.store(e.meta.Head))
+}
+
+// Run is a command to run in a tree, and what it sees of the host.
+type Run struct {
+	Level sandbox.Level
+	Home  sandbox.Home
+	// HomeDir is the caller's home.
+	HomeDir string
+	Binds   []sandbox.Bind
+	Args    []string
+	// Env is the environment; [Env.Environ] gives it what the kind of tree
+	// needs.
+	Env []string
+	// Dir is relative to the tree, or absolute as the command sees it; empty
+	// is the tree's top.
+	Dir            string
+	Stdin          *os.File
+	Stdout, Stderr io.Writer
+}
+
+// Start runs a command in the fork. It is safe for use by several goroutines
+// on different forks.
+func (f *Fork) Start(ctx context.Context, r Run) (sandbox.Process, error) {
+	return f.env.start(ctx, f.tree, r)
+}
+
+// start runs a command in a tree; its scratch directory goes with it.
+func (e *Env) start(ctx context.Context, tree forks.Tree, r Run) (sandbox.Process, error) {
+	scratch, err := e.scratch()
+	if err != nil {
+		return nil, err
+	}
+	at := e.MountAt()
+	if r.Level == sandbox.LevelProcess {
+		at = tree.Mount.Dir
+	}
+	c := sandbox.Command{
+		Level: r.Level,
+		View: sandbox.View{
+			Tree: tree.Mount.Dir, Scratch: scratch, Home: r.Home, HomeDir: r.HomeDir,
+			Binds: r.Binds, Hide: e.hide(),
+		},
+		Args: r.Args, Env: r.Env, Dir: at, Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr,
+	}
+	if e.meta.Kind == Workspace {
+		c.View.At = e.meta.MountAt
+	}
+	switch {
+	case filepath.IsAbs(r.Dir):
+		c.Dir = r.Dir
+	case r.Dir != "":
+		c.Dir = filepath.Join(at, r.Dir)
+	}
+	p, err := e.opts.Executor.Start(ctx, c)
+	if err != nil {
+		_ = sandbox.RemoveScratch(scratch) // the start's failure is what matters; sweep tries again
+		return nil, err
+	}
+	return &process{Process: p, scratch: scratch}, nil
+}
+
+// process removes its scratch directory when it has ended.
+type process struct {
+	sandbox.Process
+	scratch string
+	once    sync.Once
+}
+
+func (p *process) Wait() (sandbox.Result, error) {
+	res, err := p.Process.Wait()
+	p.once.Do(func() {
+		if rerr := sandbox.RemoveScratch(p.scratch); err == nil {
+			err = rerr
+		}
+	})
+	return res, err
+}
+
+// hide lists the host paths that no command may see: this root, and the place
+// where the roots of others are by default.
+func (e *Env) hide() []string {
+	hide := []string{e.root}
+	if home := dataHome(os.Getenv); home != "" {
+		hide = append(hide, home)
+	}
+	if e.root != systemRoot {
+		hide = append(hide, systemRoot)
+	}
+	return hide
+}
+
+// rootfsPath is the search path of a rootfs, as Debian's login gives it to
+// root.
+const rootfsPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// Environ returns env as commands of this environment get it: in a rootfs HOME
+// and PATH are that system's own, and AGENTENV is set.
+func (e *Env) Environ(env []string) []string {
+	out := slices.DeleteFunc(slices.Clone(env), func(kv string) bool {
+		k, _, _ := strings.Cut(kv, "=")
+		return k == "AGENTENV" || k == "PWD" || k == "OLDPWD" ||
+			e.meta.Kind == Rootfs && (k == "HOME" || k == "PATH" || k == "USER" || k == "LOGNAME" || k == "SHELL" || k == "TMPDIR")
+	})
+	if e.meta.Kind == Rootfs {
+		out = append(out, "HOME=/root", "USER=root", "LOGNAME=root", "PATH="+rootfsPath)
+	}
+	return append(out, "AGENTENV=1")
+}

@@ -1,0 +1,107 @@
+package env
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// journalMax is the size in bytes past which a journal whose last operation
+// is complete begins anew: some ten thousand operations.
+const journalMax = 2 << 20
+
+// intent is one line of the journal: what an operation is about to do, or,
+// with Done, that the operation of that number is complete.
+type intent struct {
+	N    int       `json:"n"`
+	Op   string    `json:"op,omitempty"`
+	Time time.Time `json:"time,omitzero"`
+	From ID        `json:"from,omitempty"`
+	To   ID        `json:"to,omitempty"`
+	// Node is the snapshot that a commit is about to add.
+	Node *node `json:"node,omitempty"`
+	Done bool  `json:"done,omitempty"`
+}
+
+// journal is the open journal of an environment that is being changed.
+type journal struct {
+	f    *os.File
+	last int
+}
+
+// readPending returns the last intent of root's journal that has no
+// completion, or nil, and the number of the last line. A line cut short by a
+// crash was never acted upon.
+func readPending(root string) (*intent, int, error) {
+	data, err := os.ReadFile(filepath.Join(root, journalName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, 0, nil
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	var pending *intent
+	last := 0
+	s := bufio.NewScanner(bytes.NewReader(data))
+	s.Buffer(nil, journalMax)
+	for s.Scan() {
+		var i intent
+		if json.Unmarshal(s.Bytes(), &i) != nil {
+			continue
+		}
+		last = max(last, i.N)
+		if i.Done {
+			pending = nil
+		} else {
+			pending = &i
+		}
+	}
+	return pending, last, s.Err()
+}
+
+// openJournal opens root's journal for appending.
+func openJournal(root string, last int, fresh bool) (*journal, error) {
+	path := filepath.Join(root, journalName)
+	if st, err := os.Stat(path); err == nil && fresh && st.Size() > journalMax/2 {
+		if err := os.Truncate(path, 0); err != nil {
+			return nil, err
+		}
+	}
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return &journal{f: f, last: last}, nil
+}
+
+// begin records an intent durably and returns its number.
+func (j *journal) begin(i intent) (int, error) {
+	j.last++
+	i.N, i.Time = j.last, time.Now()
+	if err := j.append(i); err != nil {
+		return 0, err
+	}
+	return i.N, j.f.Sync()
+}
+
+// end records that the operation n is complete. It is not flushed: a lost
+// completion makes recovery look at a state that needs nothing done.
+func (j *journal) end(n int) error { return j.append(intent{N: n, Done: true}) }
+
+func (j *journal) append(i intent) error {
+	data, err := json.Marshal(i)
+	if err != nil {
+		return err
+	}
+	// A line that a crash cut short must not swallow this one.
+	if _, err := j.f.Write(append(append([]byte("\n"), data...), '\n')); err != nil {
+		return fmt.Errorf("write %s: %w", j.f.Name(), err)
+	}
+	return nil
+}

@@ -1,0 +1,248 @@
+package env
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/google/renameio/v2"
+)
+
+// metaVersion is the format of meta.json and of the journal. A binary refuses
+// what is newer than it knows.
+const metaVersion = 1
+
+// The names below a root.
+const (
+	metaName    = "meta.json"
+	lockName    = "agentenv.lock"
+	journalName = "journal"
+	runsName    = "runs"
+	scratchName = "scratch"
+)
+
+// meta is the history, as meta.json holds it. It is read whole and replaced
+// whole: whoever reads it sees one state.
+type meta struct {
+	Version int    `json:"version"`
+	Kind    Kind   `json:"kind"`
+	Backend string `json:"backend"`
+	// MountAt is where a workspace's tree is seen by commands.
+	MountAt string `json:"mount_at,omitempty"`
+	// Source is the directory that the environment was taken from.
+	Source  string   `json:"source,omitempty"`
+	Exclude []string `json:"exclude,omitempty"`
+	Head    ID       `json:"head"`
+	// Nodes is in order of creation.
+	Nodes []node        `json:"snapshots"`
+	Tags  map[string]ID `json:"tags"`
+}
+
+// node is one snapshot of the history.
+type node struct {
+	ID ID `json:"id"`
+	// Store is the driver's snapshot that holds the tree, where it is not ID:
+	// a snapshot that changed nothing shares its parent's.
+	Store   ID           `json:"store,omitempty"`
+	Parent  ID           `json:"parent,omitempty"`
+	Message string       `json:"message,omitempty"`
+	Created time.Time    `json:"created"`
+	Kind    SnapshotKind `json:"kind"`
+	Stats   Stats        `json:"stats"`
+	// Bytes is the disk space that storing it took.
+	Bytes int64 `json:"bytes"`
+	// Source is the directory that it was captured from, if it was; Digest
+	// names the content of the archive, if it came from one.
+	Source string `json:"source,omitempty"`
+	Digest string `json:"digest,omitempty"`
+}
+
+// store is the driver's snapshot that holds n's tree.
+func (n *node) store() ID {
+	if n.Store != "" {
+		return n.Store
+	}
+	return n.ID
+}
+
+// readMeta reads the history of root.
+func readMeta(root string) (*meta, error) {
+	path := filepath.Join(root, metaName)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &Error{Kind: ErrNotFound, Msg: "no environment at " + root, Hint: "make one with `agentenv init --from DIR`, or name its root with --root"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	var m meta
+	if err := json.Unmarshal(data, &m); err != nil {
+		return nil, &Error{Kind: ErrDamaged, Msg: path + " cannot be read", Cause: err, Hint: "the snapshots below " + filepath.Join(root, "nodes") + " are not touched"}
+	}
+	if m.Version > metaVersion {
+		return nil, &Error{Kind: ErrDamaged, Msg: fmt.Sprintf("%s is of format %d and this agentenv knows %d", path, m.Version, metaVersion), Hint: "use the newer agentenv that wrote it"}
+	}
+	if m.find(m.Head) == nil {
+		return nil, &Error{Kind: ErrDamaged, Msg: path + ": HEAD is not one of its snapshots"}
+	}
+	return &m, nil
+}
+
+// write replaces meta.json: the file is flushed, renamed into place, and the
+// directory flushed, in that order.
+func (m *meta) write(root string) error {
+	data, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	if err := renameio.WriteFile(filepath.Join(root, metaName), data, 0o600); err != nil {
+		return fmt.Errorf("save the history of %s: %w", root, err)
+	}
+	return syncDir(root)
+}
+
+// syncDir flushes a directory's entries.
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// find returns the node id, or nil.
+func (m *meta) find(id ID) *node {
+	for i := len(m.Nodes) - 1; i >= 0; i-- {
+		if m.Nodes[i].ID == id {
+			return &m.Nodes[i]
+		}
+	}
+	return nil
+}
+
+// store returns the driver's snapshot for the node id.
+func (m *meta) store(id ID) ID {
+	if n := m.find(id); n != nil {
+		return n.store()
+	}
+	return id
+}
+
+// withStore returns the newest node whose tree the driver keeps as store, or
+// nil.
+func (m *meta) withStore(store ID) *node {
+	for i := len(m.Nodes) - 1; i >= 0; i-- {
+		if m.Nodes[i].store() == store {
+			return &m.Nodes[i]
+		}
+	}
+	return nil
+}
+
+// stores says which of the driver's snapshots the history needs.
+func (m *meta) stores() map[ID]bool {
+	out := make(map[ID]bool, len(m.Nodes))
+	for i := range m.Nodes {
+		out[m.Nodes[i].store()] = true
+	}
+	return out
+}
+
+// snapshot is n as users see it.
+func (m *meta) snapshot(n *node) Snapshot {
+	s := Snapshot{ID: n.ID, Message: n.Message, Created: n.Created, Kind: n.Kind, Stats: n.Stats, Tags: []string{}, Head: n.ID == m.Head}
+	if n.Parent != "" {
+		p := n.Parent
+		s.Parent = &p
+	}
+	for name, id := range m.Tags {
+		if id == n.ID {
+			s.Tags = append(s.Tags, name)
+		}
+	}
+	slices.Sort(s.Tags)
+	return s
+}
+
+// snapshots is [meta.snapshot] of all, newest first. Tags are gathered once:
+// a history may have thousands of both.
+func (m *meta) snapshots() []Snapshot {
+	tags := make(map[ID][]string, len(m.Tags))
+	for name, id := range m.Tags {
+		tags[id] = append(tags[id], name)
+	}
+	bare := *m
+	bare.Tags = nil
+	out := make([]Snapshot, 0, len(m.Nodes))
+	for i := len(m.Nodes) - 1; i >= 0; i-- {
+		s := bare.snapshot(&m.Nodes[i])
+		if t := tags[s.ID]; t != nil {
+			slices.Sort(t)
+			s.Tags = t
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// lastFrom returns the last snapshot captured from dir, or nil.
+func (m *meta) lastFrom(dir string) *node {
+	for i := len(m.Nodes) - 1; i >= 0; i-- {
+		if m.Nodes[i].Source == dir {
+			return &m.Nodes[i]
+		}
+	}
+	return nil
+}
+
+// takenFrom returns the nearest ancestor of id, itself included, that was
+// captured from a directory, or nil.
+func (m *meta) takenFrom(id ID) *node {
+	for n := m.find(id); n != nil; n = m.find(n.Parent) {
+		if n.Source != "" {
+			return n
+		}
+	}
+	return nil
+}
+
+// first returns the oldest ancestor of id.
+func (m *meta) first(id ID) *node {
+	n := m.find(id)
+	for up := m.find(n.Parent); up != nil; up = m.find(n.Parent) {
+		n = up
+	}
+	return n
+}
+
+// clone copies m so that a change that cannot be written leaves m as it was.
+func (m *meta) clone() *meta {
+	c := *m
+	c.Nodes = slices.Clone(m.Nodes)
+	c.Tags = make(map[string]ID, len(m.Tags))
+	for k, v := range m.Tags {
+		c.Tags[k] = v
+	}
+	return &c
+}
+
+// remove takes the node id out and hands its children to its parent.
+func (m *meta) remove(id ID) {
+	n := m.find(id)
+	if n == nil {
+		return
+	}
+	parent := n.Parent
+	m.Nodes = slices.DeleteFunc(m.Nodes, func(n node) bool { return n.ID == id })
+	for i := range m.Nodes {
+		if m.Nodes[i].Parent == id {
+			m.Nodes[i].Parent = parent
+		}
+	}
+}

@@ -1,0 +1,143 @@
+package env
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/agentenv/agentenv/env/sandbox"
+	"github.com/agentenv/agentenv/forks"
+)
+
+// recover finishes or undoes what a crash cut short, and removes what it left.
+// It holds for a state that needs nothing done, so it may be cut short itself.
+//
+// What is decided by what:
+//   - A commit is finished if the work tree already builds upon its snapshot;
+//     otherwise nothing of it counts.
+//   - Whatever else it was, HEAD was moved by one rename or was not. The work
+//     tree is made what HEAD says.
+func (e *Env) recover(ctx context.Context, pending *intent) error {
+	tree, err := e.driver.Tree(forks.Work)
+	noTree := isNotFound(err)
+	if err != nil && !noTree {
+		return err
+	}
+	if m := finishCommit(e.meta, tree, pending); m != nil {
+		if err := e.save(m); err != nil {
+			return err
+		}
+	}
+	if !noTree && misaligned(e.meta, tree) {
+		if err := e.realign(ctx, tree, pending); err != nil {
+			return err
+		}
+	}
+	if pending != nil {
+		if err := e.journal.end(pending.N); err != nil {
+			return err
+		}
+	}
+	return e.sweep(ctx)
+}
+
+// misaligned says whether the work tree is not the one that HEAD stands for.
+func misaligned(m *meta, tree forks.Tree) bool {
+	return tree.Interrupted || tree.Base != m.store(m.Head)
+}
+
+// finishCommit returns the history with the snapshot of a commit that got as
+// far as the work tree, or nil if there is none to add.
+func finishCommit(m *meta, tree forks.Tree, pending *intent) *meta {
+	if pending == nil || pending.Node == nil || tree.Base != pending.Node.ID || m.find(pending.Node.ID) != nil {
+		return nil
+	}
+	m = m.clone()
+	m.Nodes = append(m.Nodes, *pending.Node)
+	m.Head = pending.Node.ID
+	return m
+}
+
+// realign makes the work tree what HEAD says after a crash between the two.
+// What was edited since the crash in a tree that is still whole is saved.
+func (e *Env) realign(ctx context.Context, tree forks.Tree, pending *intent) error {
+	if base := e.meta.withStore(tree.Base); !tree.Interrupted && base != nil {
+		if saved, err := e.commitOnto(ctx, base.ID, "work found after an interruption", KindSaved); err != nil {
+			return err
+		} else if saved != nil {
+			e.opts.notify("work that no snapshot held was saved as %s", saved.ID)
+		}
+	}
+	if pending != nil {
+		e.opts.notify("`agentenv %s` was interrupted: the work tree is put back to HEAD, %s", pending.Op, e.meta.Head)
+	}
+	return e.driver.Checkout(ctx, forks.Work, e.meta.store(e.meta.Head))
+}
+
+// sweep removes the forks, unlisted snapshots and scratch directories of
+// processes that died. The lock is held, so nobody is using them.
+func (e *Env) sweep(ctx context.Context) error {
+	keys, err := e.driver.Forks(ctx)
+	if err != nil {
+		return err
+	}
+	for _, k := range keys {
+		if k == forks.Work {
+			continue
+		}
+		if err := e.driver.RemoveFork(ctx, k); err != nil {
+			return err
+		}
+	}
+	ids, err := e.driver.Snapshots(ctx)
+	if err != nil {
+		return err
+	}
+	stores := e.meta.stores()
+	for _, id := range ids {
+		if stores[id] {
+			continue
+		}
+		if err := e.driver.RemoveSnapshot(ctx, id); err != nil {
+			return err
+		}
+	}
+	if _, err := e.driver.Sweep(ctx); err != nil {
+		return err
+	}
+	return e.sweepScratch()
+}
+
+func (e *Env) sweepScratch() error {
+	dir := filepath.Join(e.root, scratchName)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, d := range entries {
+		if err := sandbox.RemoveScratch(filepath.Join(dir, d.Name())); err != nil {
+			return fmt.Errorf("remove what an interrupted command left: %w", err)
+		}
+	}
+	return nil
+}
+
+// preview lets a reader see the state that recovery would give.
+func (e *Env) preview(pending *intent) {
+	tree, err := e.driver.Tree(forks.Work)
+	if err != nil {
+		return
+	}
+	if m := finishCommit(e.meta, tree, pending); m != nil {
+		e.meta = m
+		return
+	}
+	if misaligned(e.meta, tree) {
+		e.interrupted = pending
+	}
+}

@@ -1,0 +1,163 @@
+package env
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/agentenv/agentenv/forks"
+)
+
+// ensureWork makes the work tree if it is not there: an environment that only
+// ran tournaments has none.
+func (e *Env) ensureWork(ctx context.Context) (forks.Tree, error) {
+	tree, err := e.driver.Tree(forks.Work)
+	if isNotFound(err) {
+		return e.makeWork(ctx, e.meta.store(e.meta.Head))
+	}
+	return tree, err
+}
+
+// makeWork makes the work tree, equal to the driver's snapshot store.
+func (e *Env) makeWork(ctx context.Context, store ID) (forks.Tree, error) {
+	tree, err := e.driver.Fork(ctx, forks.Work, store)
+	if err != nil {
+		return tree, err
+	}
+	e.warn(tree.Warnings)
+	return tree, nil
+}
+
+func (e *Env) warn(lines []string) {
+	for _, l := range lines {
+		e.opts.notify("%s", l)
+	}
+}
+
+// Commit saves the work tree as a snapshot, child of HEAD, which becomes HEAD.
+// With nothing changed it makes none, unless empty is true, and returns HEAD
+// and false.
+func (e *Env) Commit(ctx context.Context, message string, empty bool) (Snapshot, bool, error) {
+	if _, err := e.ensureWork(ctx); err != nil {
+		return Snapshot{}, false, err
+	}
+	s, err := e.commitOnto(ctx, e.meta.Head, message, KindCommit)
+	if err != nil {
+		return Snapshot{}, false, err
+	}
+	if s == nil && empty {
+		n := node{ID: newID(), Store: e.meta.store(e.meta.Head), Parent: e.meta.Head, Message: message, Created: time.Now(), Kind: KindCommit}
+		if err := e.list(n, true); err != nil {
+			return Snapshot{}, false, err
+		}
+		return e.Head(), true, nil
+	}
+	if s == nil {
+		return e.Head(), false, nil
+	}
+	return *s, true, nil
+}
+
+// SaveWork saves what the work tree holds and no snapshot does; it returns nil
+// if there is nothing.
+func (e *Env) SaveWork(ctx context.Context, message string) (*Snapshot, error) {
+	if _, err := e.driver.Tree(forks.Work); isNotFound(err) {
+		return nil, nil
+	}
+	return e.commitOnto(ctx, e.meta.Head, message, KindSaved)
+}
+
+// commitOnto saves the work tree as a child of parent, which is its base, and
+// moves HEAD there if parent was HEAD. It returns nil if nothing changed.
+func (e *Env) commitOnto(ctx context.Context, parent ID, message string, kind SnapshotKind) (*Snapshot, error) {
+	n := node{ID: newID(), Parent: parent, Message: message, Created: time.Now(), Kind: kind}
+	seq, err := e.journal.begin(intent{Op: "commit", From: parent, To: n.ID, Node: &n})
+	if err != nil {
+		return nil, err
+	}
+	changes, err := e.driver.Commit(ctx, forks.Work, n.ID)
+	if err != nil {
+		return nil, err
+	}
+	e.warn(changes.Warnings)
+	if len(changes.List) == 0 {
+		return nil, e.journal.end(seq)
+	}
+	n.Stats, n.Bytes = StatsOf(changes), changes.Bytes
+	if err := e.list(n, parent == e.meta.Head); err != nil {
+		return nil, err
+	}
+	s := e.meta.snapshot(e.meta.find(n.ID))
+	return &s, e.journal.end(seq)
+}
+
+// list adds a snapshot to the history, and makes it HEAD if head is true.
+func (e *Env) list(n node, head bool) error {
+	m := e.meta.clone()
+	m.Nodes = append(m.Nodes, n)
+	if head {
+		m.Head = n.ID
+	}
+	return e.save(m)
+}
+
+// CheckoutResult says what a checkout did.
+type CheckoutResult struct {
+	ID ID `json:"id"`
+	// Saved is the snapshot that holds the work which no snapshot held.
+	Saved *ID `json:"saved"`
+}
+
+// Checkout makes the work tree equal to what ref names and moves HEAD there.
+// Work that no snapshot holds is saved first, unless discard is true.
+func (e *Env) Checkout(ctx context.Context, ref string, discard bool) (CheckoutResult, error) {
+	target, err := e.meta.resolve(ref)
+	if err != nil {
+		return CheckoutResult{}, err
+	}
+	res := CheckoutResult{ID: target.ID}
+	if _, err := e.ensureWork(ctx); err != nil {
+		return res, err
+	}
+	if !discard {
+		saved, err := e.SaveWork(ctx, "before checkout of "+ref)
+		if err != nil {
+			return res, err
+		}
+		if saved != nil {
+			res.Saved = &saved.ID
+		}
+	}
+	return res, e.moveTree(ctx, "checkout", res.ID)
+}
+
+// moveTree makes the work tree equal to id and then moves HEAD there: until
+// that last step, a crash is undone by going back to HEAD.
+func (e *Env) moveTree(ctx context.Context, op string, id ID) error {
+	seq, err := e.journal.begin(intent{Op: op, From: e.meta.Head, To: id})
+	if err != nil {
+		return err
+	}
+	if err := e.driver.Checkout(ctx, forks.Work, e.meta.store(id)); err != nil {
+		return errors.Join(err, e.undoCheckout(ctx))
+	}
+	m := e.meta.clone()
+	m.Head = id
+	if err := e.save(m); err != nil {
+		return err
+	}
+	return e.journal.end(seq)
+}
+
+// undoCheckout puts the work tree back to HEAD after a checkout that failed
+// half way. What cannot be put back now is put back by the next command.
+func (e *Env) undoCheckout(ctx context.Context) error {
+	if tree, err := e.driver.Tree(forks.Work); err != nil || !tree.Interrupted {
+		return err
+	}
+	if err := e.driver.Checkout(context.WithoutCancel(ctx), forks.Work, e.meta.store(e.meta.Head)); err != nil {
+		return fmt.Errorf("put the work tree back: %w", err)
+	}
+	return nil
+}
