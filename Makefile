@@ -1,0 +1,41 @@
+# Targets: build test test-long bench lint fmt clean. See CONTRIBUTING.md.
+
+GO        ?= go
+VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null)
+LDFLAGS    = -s -w -X main.version=$(VERSION)
+# One test binary at a time: the suites measure times and make file systems of
+# their own, and get in each other's way on two cores.
+TESTFLAGS ?= -p 2
+
+.PHONY: build test test-long bench lint fmt clean
+
+# One static binary, without cgo.
+build:
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/agentenv ./cmd/agentenv
+
+# Under five minutes on two cores. What cannot run here skips with its reason;
+# `make test-root` as root runs all.
+test:
+	$(GO) vet ./...
+	$(GO) test $(TESTFLAGS) ./...
+
+# Everything, the slow and the racing included.
+test-long:
+	AGENTENV_TEST_LONG=1 $(GO) test -race $(TESTFLAGS) -timeout 30m ./...
+
+# Our figures, the baselines' and their ratios, from one run.
+bench: build
+	AGENTENV=$(CURDIR)/bin/agentenv $(GO) test -run '^$$' -bench . -benchtime 1x ./cmd/agentenv
+
+lint:
+	test -z "$$(gofmt -l .)"
+	$(GO) vet ./...
+	GOOS=darwin $(GO) vet ./cmd/... ./specs/...
+	GOOS=windows $(GO) vet ./cmd/... ./specs/...
+	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...
+
+fmt:
+	gofmt -w .
+
+clean:
+	rm -rf bin dist

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// App is one run of the program: what it reads, writes and knows.
+type App struct {
+	Stdin          *os.File
+	Stdout, Stderr io.Writer
+	// Env is the caller's environment, K=V.
+	Env []string
+	Now func() time.Time
+
+	root, backend, color string
+	json, quiet, verbose bool
+}
+
+// Getenv returns the value of a variable of the caller's, or "".
+func (a *App) Getenv(key string) string {
+	for _, kv := range slices.Backward(a.Env) {
+		if v, ok := strings.CutPrefix(kv, key+"="); ok {
+			return v
+		}
+	}
+	return ""
+}
+
+// Run runs the command line args and returns the exit code.
+func (a *App) Run(args []string) int {
+	// What --json promises holds also where the flags cannot be parsed.
+	own := args
+	if i := slices.Index(args, "--"); i >= 0 {
+		own = args[:i]
+	}
+	a.json = slices.Contains(own, "--json")
+	root := a.rootCommand()
+	root.SetArgs(args)
+	root.SetIn(a.Stdin)
+	root.SetOut(a.Stdout)
+	root.SetErr(a.Stderr)
+	err := root.Execute()
+	if err == nil {
+		return 0
+	}
+	var exit exitStatus
+	if errors.As(err, &exit) {
+		return int(exit)
+	}
+	f := describe(err)
+	a.fail(f)
+	if cmd, _, _ := root.Find(args); passesExitCode(cmd) && f.exit == exitHarness {
+		return exitOwnFailure
+	}
+	return f.exit
+}
+
+// fail reports a failure: for people on stderr, for programs on stdout.
+func (a *App) fail(f failure) {
+	if a.json {
+		type body struct {
+			Code    string `json:"code"`
+			Message string `json:"message"`
+			Hint    string `json:"hint"`
+		}
+		_ = a.printJSON(map[string]body{"error": {f.code, f.message, f.hint}})
+		return
+	}
+	line := f.message
+	if f.hint != "" {
+		line += ": " + f.hint
+	}
+	fmt.Fprintln(a.Stderr, "agentenv: "+line)
+}
+
+// printJSON writes one document to stdout.
+func (a *App) printJSON(v any) error {
+	enc := json.NewEncoder(a.Stdout)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
+
+// say tells the user something that is not data.
+func (a *App) say(format string, args ...any) {
+	if !a.quiet {
+		fmt.Fprintf(a.Stderr, "agentenv: "+format+"\n", args...)
+	}
+}
+
+// print writes a line of data, unless data is wanted as JSON.
+func (a *App) print(format string, args ...any) {
+	fmt.Fprintf(a.Stdout, format+"\n", args...)
+}
+
+// output prints doc as JSON if that was asked for, else calls text.
+func (a *App) output(doc any, text func()) error {
+	if a.json {
+		return a.printJSON(doc)
+	}
+	text()
+	return nil
+}
+
+// rootCommand builds the command tree.
+func (a *App) rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "agentenv",
+		Short: "Try N ways at once, keep the one that works",
+		Long: `agentenv forks a whole environment (installed packages, build outputs,
+databases, .env, not only tracked files), runs candidate commands side by side,
+tests each in a fork of its own, and makes the first passing tree the new HEAD,
+or changes nothing. Every state is a snapshot that checkout brings back.
+
+Exit status: 0 done; 1 the answer is no; 2 usage; 3 agentenv itself failed;
+130 interrupted; 143 terminated. exec passes on its command's own.`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          noSuchCommand,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	root.SuggestionsMinimumDistance = 2 // cobra's own default, which it sets too late for noSuchCommand
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return usage(err.Error(), "see `"+c.CommandPath()+" --help`")
+	})
+	f := root.PersistentFlags()
+	f.StringVar(&a.root, "root", "", "the environment's `DIR` (default: AGENTENV_ROOT; the environment taken from this directory; /agentfs; the user's default)")
+	f.StringVar(&a.backend, "backend", "", "how trees are stored and forked: auto or copy (default: AGENTENV_BACKEND, else auto)")
+	f.BoolVar(&a.json, "json", false, "write exactly one JSON document to stdout")
+	f.BoolVarP(&a.quiet, "quiet", "q", false, "say nothing but data and errors")
+	f.BoolVarP(&a.verbose, "verbose", "v", false, "say more")
+	f.StringVar(&a.color, "color", "auto", "colours: auto, always or never (NO_COLOR is obeyed)")
+	root.AddCommand(a.planCommand(), a.versionCommand())
+	root.AddCommand(a.linuxCommands()...)
+	checkArgs(root)
+	return root
+}
+
+func noSuchCommand(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	hint := "see `agentenv --help`"
+	if near := c.SuggestionsFor(args[0]); len(near) > 0 {
+		hint = "did you mean `agentenv " + near[0] + "`?"
+	}
+	return usage(fmt.Sprintf("no command %q", args[0]), hint)
+}
+
+// checkArgs makes a wrong number of arguments a usage error like any other.
+func checkArgs(c *cobra.Command) {
+	if check := c.Args; check != nil {
+		c.Args = func(c *cobra.Command, args []string) error {
+			err := check(c, args)
+			if err == nil || errors.Is(err, errUsage) {
+				return err
+			}
+			return usage(err.Error(), "see `"+c.CommandPath()+" --help`")
+		}
+	}
+	for _, sub := range c.Commands() {
+		checkArgs(sub)
+	}
+}

@@ -1,0 +1,171 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/agentenv/agentenv/env"
+	"github.com/agentenv/agentenv/env/sandbox"
+	"github.com/agentenv/agentenv/forks"
+	"github.com/agentenv/agentenv/forks/all"
+)
+
+// errIsolation marks what the sandbox could not make.
+var errIsolation = errors.New("isolation")
+
+var linuxKinds = []kind{
+	{env.ErrUsage, "usage", exitUsage},
+	{env.ErrNotFound, "not_found", exitUsage},
+	{env.ErrAmbiguous, "ambiguous", exitUsage},
+	{env.ErrExists, "exists", exitUsage},
+	{env.ErrHeld, "busy", exitUsage},
+	{env.ErrBusy, "busy", exitHarness},
+	{env.ErrDamaged, "damaged", exitHarness},
+	{forks.ErrDamaged, "damaged", exitHarness},
+	{forks.ErrNotFound, "damaged", exitHarness}, // the history lists what the store does not have
+	{errIsolation, "isolation", exitHarness},
+}
+
+func linuxHint(err error) string {
+	var e *env.Error
+	if errors.As(err, &e) {
+		return e.Hint
+	}
+	return ""
+}
+
+// linuxCommands are the commands that need Linux.
+func (a *App) linuxCommands() []*cobra.Command {
+	return []*cobra.Command{
+		a.initCommand(), a.execCommand(), a.commitCommand(), a.checkoutCommand(), a.logCommand(), a.headCommand(),
+		a.tagCommand(), a.branchesCommand(), a.showCommand(), a.statusCommand(), a.deleteCommand(), a.applyCommand(),
+		a.tournamentCommand(), a.runsCommand(),
+	}
+}
+
+// envOptions are what every environment is opened with.
+func (a *App) envOptions() env.Options {
+	backend := a.backend
+	if backend == "" {
+		backend = a.Getenv("AGENTENV_BACKEND")
+	}
+	return env.Options{
+		Backends: all.Backends(),
+		Backend:  backend,
+		Executor: sandbox.New(sandbox.Options{Notice: func(line string) { a.say("%s", line) }}),
+		Notify:   func(line string) { a.say("%s", line) },
+		Progress: a.progress(),
+	}
+}
+
+// findRoot returns the root that the command line, the environment and the
+// present directory point to.
+func (a *App) findRoot() (string, error) {
+	dir, err := workDir()
+	if err != nil {
+		return "", err
+	}
+	return env.FindRoot(a.root, a.Getenv, dir)
+}
+
+// workDir is the present directory without symlinks, which is how roots
+// remember what they were taken from.
+func workDir() (string, error) {
+	dir, err := os.Getwd()
+	if err == nil {
+		dir, err = filepath.EvalSymlinks(dir)
+	}
+	if err != nil {
+		return "", fmt.Errorf("find the present directory: %w", err)
+	}
+	return dir, nil
+}
+
+// read opens the environment for reading and calls fn.
+func (a *App) read(ctx context.Context, fn func(*env.Env) error) error {
+	root, err := a.findRoot()
+	if err != nil {
+		return err
+	}
+	e, err := env.Open(ctx, root, a.envOptions())
+	if err != nil {
+		return err
+	}
+	return errors.Join(fn(e), e.Close())
+}
+
+// change opens the environment for changing it and calls fn.
+func (a *App) change(ctx context.Context, op string, fn func(*env.Env) error) error {
+	root, err := a.findRoot()
+	if err != nil {
+		return err
+	}
+	e, err := env.Lock(ctx, root, op, a.envOptions())
+	if err != nil {
+		return err
+	}
+	return errors.Join(fn(e), e.Close())
+}
+
+// interruptible returns a context that ends with the cause when the program is
+// interrupted, terminated or hung up on, and a channel that is closed when that
+// happens a second time: the user does not want to wait.
+func interruptible(ctx context.Context) (context.Context, <-chan struct{}, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	ch := make(chan os.Signal, 2)
+	hurry, done := make(chan struct{}), make(chan struct{})
+	signal.Notify(ch, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	go func() {
+		for n := 1; ; n++ {
+			select {
+			case sig := <-ch:
+				if sig == unix.SIGINT {
+					cancel(errInterrupted)
+				} else {
+					cancel(errTerminated)
+				}
+				if n == 2 {
+					close(hurry)
+					return
+				}
+			case <-done:
+				return
+			}
+		}
+	}()
+	return ctx, hurry, func() {
+		signal.Stop(ch)
+		close(done)
+		cancel(nil)
+	}
+}
+
+// isTerminal says whether w is a terminal.
+func isTerminal(w any) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// colours says whether to colour what goes to w.
+func (a *App) colours(w any) (bool, error) {
+	switch a.color {
+	case "always":
+		return true, nil
+	case "never":
+		return false, nil
+	case "auto":
+		return a.Getenv("NO_COLOR") == "" && a.Getenv("TERM") != "dumb" && isTerminal(w), nil
+	}
+	return false, usage(fmt.Sprintf("--color %q", a.color), "it is auto, always or never")
+}

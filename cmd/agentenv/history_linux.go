@@ -1,0 +1,350 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentenv/agentenv/env"
+	"github.com/agentenv/agentenv/forks"
+)
+
+func (a *App) commitCommand() *cobra.Command {
+	var message string
+	var empty bool
+	c := &cobra.Command{
+		Use:     "commit",
+		Short:   "Save the work tree as a snapshot; print its id",
+		Example: "  agentenv commit -m 'before the upgrade'",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return a.change(c.Context(), "commit", func(e *env.Env) error {
+				s, created, err := e.Commit(c.Context(), message, empty)
+				if err != nil {
+					return err
+				}
+				if !created {
+					a.say("nothing changed since %s", s.ID)
+				}
+				doc := map[string]any{"id": s.ID, "created": created}
+				return a.output(doc, func() { a.print("%s", s.ID) })
+			})
+		},
+	}
+	c.Flags().StringVarP(&message, "message", "m", "", "what the snapshot is, in a line")
+	c.Flags().BoolVar(&empty, "allow-empty", false, "make a snapshot though nothing changed")
+	return c
+}
+
+func (a *App) checkoutCommand() *cobra.Command {
+	var discard bool
+	c := &cobra.Command{
+		Use:   "checkout REF",
+		Short: "Bring the whole work tree back to a snapshot; unsaved work is saved first",
+		Long: `Make the work tree equal to a snapshot and move HEAD there. Work that no
+snapshot holds is saved first, and the id to go back to is named on stderr;
+--discard throws it away.`,
+		Example: "  agentenv checkout HEAD~2",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			return a.change(c.Context(), "checkout", func(e *env.Env) error {
+				res, err := e.Checkout(c.Context(), args[0], discard)
+				if res.Saved != nil {
+					a.say("unsaved work was saved as %s: `agentenv checkout %s` brings it back", *res.Saved, *res.Saved)
+				}
+				if err != nil {
+					return err
+				}
+				return a.output(res, func() { a.print("%s", res.ID) })
+			})
+		},
+	}
+	c.Flags().BoolVar(&discard, "discard", false, "throw away work that no snapshot holds")
+	return c
+}
+
+func (a *App) headCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "head",
+		Short: "Print HEAD's id",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return a.read(c.Context(), func(e *env.Env) error {
+				id := e.Head().ID
+				return a.output(map[string]env.ID{"id": id}, func() { a.print("%s", id) })
+			})
+		},
+	}
+}
+
+func (a *App) logCommand() *cobra.Command {
+	var n int
+	c := &cobra.Command{
+		Use:   "log [REF] [-- PATH…]",
+		Short: "List snapshots, newest first; with REF, it and its ancestors; with PATH, those that changed it",
+		Args:  cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			refs, paths := splitPaths(c, args)
+			if len(refs) > 1 {
+				return usage("log takes one REF", "write paths after --")
+			}
+			return a.read(c.Context(), func(e *env.Env) error {
+				list, err := selectSnapshots(c.Context(), e, refs, paths, n)
+				if err != nil {
+					return err
+				}
+				return a.output(map[string]any{"snapshots": list}, func() { a.printSnapshots(list) })
+			})
+		},
+	}
+	c.Flags().IntVarP(&n, "number", "n", -1, "at most so many")
+	return c
+}
+
+// splitPaths separates the arguments before -- from those after.
+func splitPaths(c *cobra.Command, args []string) (before, after []string) {
+	if i := c.ArgsLenAtDash(); i >= 0 {
+		return args[:i], args[i:]
+	}
+	return args, nil
+}
+
+func selectSnapshots(ctx context.Context, e *env.Env, refs, paths []string, n int) ([]env.Snapshot, error) {
+	list := e.Log()
+	if len(refs) > 0 {
+		s, err := e.Resolve(refs[0])
+		if err != nil {
+			return nil, err
+		}
+		list = e.Ancestors(s.ID)
+	}
+	out := []env.Snapshot{}
+	for _, s := range list {
+		if n >= 0 && len(out) == n {
+			break
+		}
+		if len(paths) > 0 {
+			c, err := e.Changes(ctx, s.ID)
+			if err != nil {
+				return nil, err
+			}
+			if !touches(c, paths) {
+				continue
+			}
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+// touches says whether changes have one of paths, or something below it.
+func touches(c forks.Changes, paths []string) bool {
+	for _, ch := range c.List {
+		for _, p := range paths {
+			p = strings.TrimSuffix(strings.TrimPrefix(p, "./"), "/")
+			if p == "." || ch.Path == p || strings.HasPrefix(ch.Path, p+"/") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (a *App) printSnapshots(list []env.Snapshot) {
+	for _, s := range list {
+		marks := s.Tags
+		if s.Head {
+			marks = append([]string{"HEAD"}, marks...)
+		}
+		mark := ""
+		if len(marks) > 0 {
+			mark = " (" + strings.Join(marks, ", ") + ")"
+		}
+		a.print("%s  %s  %-10s %s  %s%s", s.ID, s.Created.Local().Format(time.DateTime), s.Kind, statsText(s.Stats), quote(s.Message), mark)
+	}
+}
+
+func statsText(s env.Stats) string {
+	return fmt.Sprintf("+%d ~%d -%d", s.Added, s.Modified, s.Removed)
+}
+
+func (a *App) branchesCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "branches",
+		Short: "List the snapshots that have no child: the ends of the history",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return a.read(c.Context(), func(e *env.Env) error {
+				list := e.Branches()
+				return a.output(map[string]any{"snapshots": list}, func() { a.printSnapshots(list) })
+			})
+		},
+	}
+}
+
+func (a *App) tagCommand() *cobra.Command {
+	var remove bool
+	c := &cobra.Command{
+		Use:     "tag [-d] [NAME [REF]]",
+		Short:   "Name a snapshot (HEAD by default), list the tags, or remove one",
+		Example: "  agentenv tag good HEAD~1\n  agentenv tag -d good",
+		Args:    cobra.MaximumNArgs(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				if remove {
+					return usage("tag -d", "say which tag")
+				}
+				return a.read(c.Context(), a.printTags)
+			}
+			if remove && len(args) > 1 {
+				return usage("tag -d takes one tag", "")
+			}
+			return a.change(c.Context(), "tag", func(e *env.Env) error {
+				err := error(nil)
+				if remove {
+					err = e.RemoveTag(args[0])
+				} else {
+					err = e.SetTag(args[0], append(args, "HEAD")[1])
+				}
+				if err != nil || !a.json {
+					return err
+				}
+				return a.printTags(e)
+			})
+		},
+	}
+	c.Flags().BoolVarP(&remove, "delete", "d", false, "remove the tag; the snapshot stays")
+	return c
+}
+
+func (a *App) printTags(e *env.Env) error {
+	tags := e.Tags()
+	return a.output(map[string]any{"tags": tags}, func() {
+		for _, t := range tags {
+			a.print("%s %s", t.Name, t.ID)
+		}
+	})
+}
+
+func (a *App) deleteCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "delete REF",
+		Short: "Remove a snapshot from the history; its children get its parent",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			return a.change(c.Context(), "delete", func(e *env.Env) error {
+				s, err := e.Delete(c.Context(), args[0])
+				if err != nil {
+					return err
+				}
+				return a.output(map[string]any{"removed": []env.ID{s.ID}}, func() { a.say("removed %s", s.ID) })
+			})
+		},
+	}
+}
+
+func (a *App) showCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "show REF[:PATH]",
+		Short:   "Print a snapshot and what it changed, or a file of it",
+		Example: "  agentenv show HEAD\n  agentenv show HEAD~1:go.mod",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			ref, path, isFile := strings.Cut(args[0], ":")
+			return a.read(c.Context(), func(e *env.Env) error {
+				s, err := e.Resolve(ref)
+				if err != nil {
+					return err
+				}
+				if isFile {
+					return a.showFile(c.Context(), e, s.ID, path)
+				}
+				return a.showSnapshot(c.Context(), e, s)
+			})
+		},
+	}
+}
+
+func (a *App) showSnapshot(ctx context.Context, e *env.Env, s env.Snapshot) error {
+	c, err := e.Changes(ctx, s.ID)
+	if err != nil {
+		return err
+	}
+	doc := struct {
+		env.Snapshot
+		Changes []change `json:"changes"`
+	}{s, changesDoc(c)}
+	return a.output(doc, func() {
+		a.print("snapshot %s", s.ID)
+		if s.Parent != nil {
+			a.print("parent   %s", *s.Parent)
+		}
+		a.print("created  %s", s.Created.Local().Format(time.DateTime))
+		a.print("kind     %s", s.Kind)
+		if s.Message != "" {
+			a.print("message  %s", quote(s.Message))
+		}
+		for _, ch := range c.List {
+			a.print("%s  %s", letter(ch.Kind), quote(ch.Path))
+		}
+	})
+}
+
+func (a *App) showFile(ctx context.Context, e *env.Env, id env.ID, path string) error {
+	v, err := e.View(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer v.Close()
+	r, err := v.Open(strings.TrimPrefix(path, "./"))
+	if err != nil {
+		return &env.Error{Kind: env.ErrNotFound, Msg: fmt.Sprintf("no file %s in %s", quote(path), id), Cause: err}
+	}
+	defer r.Close()
+	_, err = io.Copy(a.Stdout, r)
+	return err
+}
+
+func (a *App) statusCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "Say what the environment is and whether its work tree differs from HEAD",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return a.read(c.Context(), func(e *env.Env) error {
+				s, err := e.Status(c.Context())
+				if err != nil {
+					return err
+				}
+				s.Isolation = isolationHere()
+				return a.output(s, func() { a.printStatus(s) })
+			})
+		},
+	}
+}
+
+func (a *App) printStatus(s env.Status) {
+	a.print("%s environment at %s", s.Kind, s.Root)
+	if s.Source != "" {
+		a.print("taken from  %s", s.Source)
+	}
+	a.print("HEAD        %s", s.Head)
+	switch {
+	case s.Interrupted != "":
+		a.print("work tree   an interrupted %s; the next command that writes puts it back to HEAD", s.Interrupted)
+	case !s.WorkTreeMade:
+		a.print("work tree   not made yet; the next command that needs it makes it")
+	case s.Dirty:
+		a.print("work tree   %s, %d paths changed since HEAD", s.WorkTree, s.Changes)
+	default:
+		a.print("work tree   %s, equal to HEAD", s.WorkTree)
+	}
+	a.print("seen at     %s", s.MountAt)
+	a.print("backend     %s", s.Backend)
+	a.print("isolation   %s", s.Isolation)
+	a.print("snapshots   %d, %s", s.Snapshots, humanBytes(s.Disk.Bytes))
+}

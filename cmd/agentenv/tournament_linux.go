@@ -1,0 +1,301 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentenv/agentenv/env"
+	"github.com/agentenv/agentenv/env/sandbox"
+	"github.com/agentenv/agentenv/runner"
+	"github.com/agentenv/agentenv/runner/report"
+	"github.com/agentenv/agentenv/specs"
+)
+
+// laterFlags are promised and not there yet: given, they are refused rather
+// than ignored.
+var laterFlags = []string{"select", "confirm", "protect", "pass-env", "keep", "no-cache", "junit", "sarif", "summary", "patch"}
+
+type tournamentFlags struct {
+	file, test, events string
+	plain              bool
+}
+
+func (a *App) tournamentCommand() *cobra.Command {
+	var x tournamentFlags
+	c := &cobra.Command{
+		Use:   "tournament (-f PLAN | --test CMD [flags] -- CMD1 CMD2…)",
+		Short: "Run candidates side by side in forks, test each, and keep the first that passes",
+		Long: `Fork the base once per candidate, run the candidates side by side, freeze each
+tree, and run the test in a fork of the frozen tree. The first attempt whose
+test passes becomes HEAD; the others are ended and removed. Without a winner
+nothing changes.
+
+With no environment here and no base, the base is the enclosing git work tree.
+
+Exit status: 0 a winner was found; 1 no candidate passed; 2 an invalid plan or
+command line; 3 agentenv itself failed; 130 interrupted; 143 terminated.`,
+		Example: "  agentenv tournament -f plan.yaml\n  agentenv tournament --test 'go test ./...' -- 'git apply a.diff' 'git apply b.diff'",
+		Args:    cobra.ArbitraryArgs,
+		RunE:    func(c *cobra.Command, args []string) error { return a.tournament(c, x, args) },
+	}
+	f := c.Flags()
+	f.StringVarP(&x.file, "file", "f", "", "the plan")
+	f.StringVar(&x.test, "test", "", "the test, a shell command, where there is no plan")
+	f.String("base", "", "what candidates start from: a `REF` or dir:PATH (default: HEAD)")
+	f.String("parallel", "", "how many attempts run at once (default: CPUs)")
+	f.String("timeout", "", "bound each candidate, from the start of its command")
+	f.String("total-timeout", "", "bound the whole tournament")
+	f.String("test-timeout", "", "bound each test")
+	f.String("grace", "", "what passes between TERM and KILL (default: 5s)")
+	f.Bool("promote", true, "make the winner HEAD; --promote=false keeps it as a snapshot only")
+	f.Bool("apply", false, "apply the winner to the directory the base was taken from")
+	f.StringVar(&x.events, "events", "", "write what happens to `FILE`, one JSON object a line")
+	f.BoolVar(&x.plain, "plain", false, "write plain lines, also on a terminal")
+	addWorldFlags(f)
+	for _, name := range laterFlags {
+		f.String(name, "", "not supported yet")
+		f.Lookup(name).NoOptDefVal = "true"
+		f.Lookup(name).Hidden = true
+	}
+	return c
+}
+
+func (a *App) tournament(c *cobra.Command, x tournamentFlags, args []string) error {
+	for _, name := range laterFlags {
+		if c.Flags().Changed(name) {
+			return usage("not supported yet: --"+name, "")
+		}
+	}
+	plan, err := a.tournamentPlan(c, x, args)
+	if err != nil {
+		return err
+	}
+	if err := sandbox.Probe(sandbox.Level(plan.Isolation)); err != nil {
+		return err
+	}
+	sinks, closeSinks, err := a.eventSinks(x)
+	if err != nil {
+		return err
+	}
+	ctx, hurry, stop := interruptible(context.Background())
+	defer stop()
+	e, base, saved, err := a.tournamentBase(ctx, plan)
+	if err != nil {
+		return errors.Join(cause(ctx, err), closeSinks())
+	}
+	return errors.Join(a.runTournament(ctx, e, plan, base, saved, hurry, sinks), e.Close(), closeSinks())
+}
+
+// tournamentPlan reads the plan file, or makes a plan of the command line.
+func (a *App) tournamentPlan(c *cobra.Command, x tournamentFlags, args []string) (*specs.Plan, error) {
+	flags := specs.Flags{Test: x.test, Commands: args, Given: givenFlags(c.Flags())}
+	if x.file == "" {
+		if x.test == "" && len(args) == 0 {
+			return nil, usage("say what to run", "either -f PLAN, or --test CMD -- CMD1 CMD2…")
+		}
+		return specs.FromFlags(flags, a.specOptions())
+	}
+	p, err := a.loadPlan(x.file)
+	if err != nil {
+		return nil, err
+	}
+	return p, p.Override(flags, a.specOptions())
+}
+
+// tournamentBase opens the environment, or makes it, and finds the snapshot
+// that the candidates start from. Work that no snapshot holds is saved.
+func (a *App) tournamentBase(ctx context.Context, plan *specs.Plan) (*env.Env, env.Snapshot, *env.ID, error) {
+	none := env.Snapshot{}
+	root, err := a.tournamentRoot(plan)
+	if err != nil {
+		return nil, none, nil, err
+	}
+	if !env.Exists(root) && plan.Base.Ref == "" {
+		e, err := a.initForBase(ctx, root, plan.Base)
+		if err != nil {
+			return nil, none, nil, err
+		}
+		return e, e.Head(), nil, nil
+	}
+	e, err := env.Lock(ctx, root, "tournament", a.envOptions())
+	if err != nil {
+		return nil, none, nil, err
+	}
+	base, saved, err := a.takeBase(ctx, e, plan)
+	if err != nil {
+		return nil, none, nil, errors.Join(err, e.Close())
+	}
+	return e, base, saved, nil
+}
+
+// takeBase saves unsaved work and resolves or captures the plan's base.
+func (a *App) takeBase(ctx context.Context, e *env.Env, plan *specs.Plan) (env.Snapshot, *env.ID, error) {
+	if plan.Isolation == specs.Process && e.Kind() == env.Rootfs {
+		return env.Snapshot{}, nil, usage("isolation: process is for workspaces", "a rootfs needs namespaces")
+	}
+	work, err := e.SaveWork(ctx, "before tournament "+plan.Name)
+	if err != nil {
+		return env.Snapshot{}, nil, err
+	}
+	var saved *env.ID
+	if work != nil {
+		saved = &work.ID
+		a.say("unsaved work was saved as %s", work.ID)
+	}
+	var base env.Snapshot
+	switch b := plan.Base; {
+	case b.Dir != "":
+		base, err = e.TakeDir(ctx, b.Dir)
+	case b.Tarball != "":
+		base, err = e.TakeTarball(ctx, b.Tarball)
+	default:
+		base, err = e.Resolve(b.Ref)
+	}
+	return base, saved, err
+}
+
+// tournamentRoot finds the environment that a plan is about. A plan without a
+// base and without an environment is about the git work tree around here.
+func (a *App) tournamentRoot(plan *specs.Plan) (string, error) {
+	root, named, err := env.NamedRoot(a.root, a.Getenv)
+	if err != nil {
+		return "", err
+	}
+	if plan.Base.Ref != "" {
+		if !named {
+			root, err = a.findRoot()
+		}
+		if err != nil || env.Exists(root) || plan.BaseGiven {
+			return root, err
+		}
+		top, ok := gitTop()
+		if !ok {
+			return root, nil // opening it says that there is none
+		}
+		plan.Base = specs.Base{Dir: top}
+	}
+	if named {
+		return root, nil
+	}
+	path := plan.Base.Dir
+	if path == "" {
+		return env.RootFor(plan.Base.Tarball, env.Workspace, a.Getenv)
+	}
+	dir, err := env.CheckDir(path)
+	if err != nil {
+		return "", err
+	}
+	return env.RootFor(dir, env.Workspace, a.Getenv)
+}
+
+// initForBase makes the environment of a base that has none yet.
+func (a *App) initForBase(ctx context.Context, root string, base specs.Base) (*env.Env, error) {
+	in := env.InitOptions{From: base.Dir, NoWorkTree: true}
+	if base.Tarball != "" {
+		f, digest, err := env.OpenTarball(base.Tarball)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		in.Tarball, in.TarballName, in.Digest = f, base.Tarball, digest
+	}
+	return env.Init(ctx, root, in, a.envOptions())
+}
+
+// gitTop is the top of the git work tree around the present directory.
+func gitTop() (string, bool) {
+	dir, err := workDir()
+	if err != nil {
+		return "", false
+	}
+	for ; ; dir = filepath.Dir(dir) {
+		if _, err := os.Lstat(filepath.Join(dir, ".git")); err == nil {
+			return dir, true
+		}
+		if dir == filepath.Dir(dir) {
+			return "", false
+		}
+	}
+}
+
+// runTournament runs the plan and tells how it went.
+func (a *App) runTournament(ctx context.Context, e *env.Env, plan *specs.Plan, base env.Snapshot, saved *env.ID, hurry <-chan struct{}, sinks []runner.Sink) error {
+	res, err := runner.Run(ctx, runner.Options{
+		Env: e, Plan: plan, Base: base, Saved: saved, Caller: a.Env, HomeDir: a.Getenv("HOME"), Sinks: sinks, Hurry: hurry,
+	})
+	if res == nil {
+		return cause(ctx, err)
+	}
+	if err != nil && ctx.Err() == nil {
+		// The document says it too, but whoever reads the text must not miss it.
+		a.say("%v", err)
+	}
+	if perr := a.printResult(res); perr != nil {
+		return perr
+	}
+	if code := a.tournamentExit(ctx, res, err); code != 0 {
+		return exitStatus(code)
+	}
+	if plan.Apply && res.Promoted {
+		return a.applyWinner(ctx, e, res)
+	}
+	return nil
+}
+
+// tournamentExit maps what a run came to to the exit codes of CONTRACT §3.
+func (a *App) tournamentExit(ctx context.Context, res *runner.Result, err error) int {
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return describe(context.Cause(ctx)).exit
+	case err != nil || res.Status == runner.RunFailed:
+		return exitHarness
+	case res.Winner == nil:
+		return exitNo
+	}
+	return 0
+}
+
+// applyWinner brings the winner to the directory that the base was taken from.
+// stdout has the result already, so what happens is told on stderr.
+func (a *App) applyWinner(ctx context.Context, e *env.Env, res *runner.Result) error {
+	doc, err := a.applyTo(ctx, e, string(res.Head), env.ApplyOptions{})
+	if err != nil {
+		return err
+	}
+	for _, p := range doc.Conflicts {
+		a.say("conflict: %s changed there as well", quote(p))
+	}
+	if len(doc.Conflicts) > 0 {
+		a.say("the winner is HEAD and was not applied: nothing was written")
+		return exitStatus(exitNo)
+	}
+	a.say("applied: %d paths changed", len(doc.Applied))
+	return nil
+}
+
+// eventSinks are the readers of a run's events: the text that says what goes
+// on, and the file of --events.
+func (a *App) eventSinks(x tournamentFlags) ([]runner.Sink, func() error, error) {
+	var sinks []runner.Sink
+	done := func() error { return nil }
+	if x.events != "" {
+		f, err := os.Create(x.events)
+		if err != nil {
+			return nil, nil, usage("--events: "+err.Error(), "")
+		}
+		stream := report.NewStream(f)
+		sinks, done = append(sinks, stream.Event), func() error { return errors.Join(stream.Err(), f.Close()) }
+	}
+	if !a.quiet {
+		opts, err := a.reportOptions(a.Stderr)
+		if err != nil {
+			return nil, nil, err
+		}
+		sinks = append(sinks, report.NewText(a.Stderr, opts).Event)
+	}
+	return sinks, done, nil
+}
