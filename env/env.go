@@ -84,7 +84,7 @@ func Open(ctx context.Context, root string, opts Options) (*Env, error) {
 	}
 	// With the lock held, what is pending is in progress, not cut short.
 	if pending != nil && !held(root) {
-		e.preview(pending)
+		e.preview(ctx, pending)
 	}
 	return e, nil
 }
@@ -250,7 +250,8 @@ func (e *Env) contents(ctx context.Context, id ID) (forks.Changes, error) {
 
 // Diff returns what changed from snapshot a to snapshot b.
 func (e *Env) Diff(ctx context.Context, a, b ID) (forks.Changes, error) {
-	return e.driver.Diff(ctx, e.meta.store(a), e.meta.store(b))
+	c, err := e.driver.Diff(ctx, e.meta.store(a), e.meta.store(b))
+	return shown(c), err
 }
 
 // save writes m as the new history.

@@ -62,7 +62,7 @@ func (f *Fork) Freeze(ctx context.Context, base ID) (Frozen, error) {
 	if err != nil {
 		return Frozen{}, err
 	}
-	fr := Frozen{ID: id, Changes: changes, base: base, store: id}
+	fr := Frozen{ID: id, Changes: shown(changes), base: base, store: id}
 	if len(changes.List) == 0 {
 		fr.store = f.tree.Base
 	}
@@ -92,7 +92,7 @@ func (e *Env) Keep(f Frozen, message string) (Snapshot, error) {
 func (f Frozen) node(message string) node {
 	n := node{
 		ID: f.ID, Parent: f.base, Message: message, Created: time.Now(), Kind: KindTournament,
-		Stats: StatsOf(f.Changes), Bytes: f.Changes.Bytes,
+		Stats: statsOf(f.Changes), Bytes: f.Changes.Bytes,
 	}
 	if f.store != f.ID {
 		n.Store = f.store

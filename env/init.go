@@ -95,7 +95,7 @@ func (e *Env) fill(ctx context.Context, in InitOptions) error {
 	n := node{ID: newID(), Created: time.Now(), Kind: KindInit, Source: in.From}
 	if in.From != "" {
 		n.Message = "taken from " + in.From
-		err = e.captureInto(ctx, &n, "", forks.Source{Dir: in.From, Exclude: in.Exclude, CrossFilesystems: in.CrossFilesystem})
+		_, err = e.captureInto(ctx, &n, "", forks.Source{Dir: in.From, Exclude: in.Exclude, CrossFilesystems: in.CrossFilesystem})
 	} else {
 		n.Message, n.Digest = "taken from "+in.TarballName, in.Digest
 		err = e.captureTar(ctx, &n, "", in.Tarball, in.TarballName)
@@ -116,17 +116,18 @@ func (e *Env) fill(ctx context.Context, in InitOptions) error {
 	return e.save(e.meta)
 }
 
-// captureInto stores src as snapshot n.ID.
-func (e *Env) captureInto(ctx context.Context, n *node, base ID, src forks.Source) error {
+// captureInto stores src as snapshot n.ID and says whether anything differs
+// from base.
+func (e *Env) captureInto(ctx context.Context, n *node, base ID, src forks.Source) (bool, error) {
 	src.Skip = append(src.Skip, e.root)
 	src.Progress = e.opts.Progress
 	c, err := e.driver.Capture(ctx, n.ID, base, src)
 	if err != nil {
-		return err
+		return false, err
 	}
 	e.warn(c.Warnings)
-	n.Stats, n.Bytes = StatsOf(c), c.Bytes
-	return nil
+	n.Stats, n.Bytes = statsOf(c), c.Bytes
+	return len(c.List) > 0, nil
 }
 
 // captureTar stores an archive's content as snapshot n.ID.
@@ -144,7 +145,8 @@ func (e *Env) captureTar(ctx context.Context, n *node, base ID, r io.Reader, nam
 		return &Error{Kind: ErrUsage, Msg: name + " holds no files: there is nothing to take"}
 	}
 	e.warn(res.Warnings)
-	return e.captureInto(ctx, n, base, forks.Source{Dir: dir, Owners: res.Owners})
+	_, err = e.captureInto(ctx, n, base, forks.Source{Dir: dir, Owners: res.Owners})
+	return err
 }
 
 // decideKind sets the kind of the environment and where its tree is seen.

@@ -25,7 +25,7 @@ func (e *Env) recover(ctx context.Context, pending *intent) error {
 	if err != nil && !noTree {
 		return err
 	}
-	if m := finishCommit(e.meta, tree, pending); m != nil {
+	if m := e.finishCommit(ctx, tree, pending); m != nil {
 		if err := e.save(m); err != nil {
 			return err
 		}
@@ -50,13 +50,18 @@ func misaligned(m *meta, tree forks.Tree) bool {
 
 // finishCommit returns the history with the snapshot of a commit that got as
 // far as the work tree, or nil if there is none to add.
-func finishCommit(m *meta, tree forks.Tree, pending *intent) *meta {
-	if pending == nil || pending.Node == nil || tree.Base != pending.Node.ID || m.find(pending.Node.ID) != nil {
+func (e *Env) finishCommit(ctx context.Context, tree forks.Tree, pending *intent) *meta {
+	if pending == nil || pending.Node == nil || tree.Base != pending.Node.ID || e.meta.find(pending.Node.ID) != nil {
 		return nil
 	}
-	m = m.clone()
-	m.Nodes = append(m.Nodes, *pending.Node)
-	m.Head = pending.Node.ID
+	n := *pending.Node
+	// The counts are for people to read: a snapshot without them is no worse.
+	if c, err := e.driver.Diff(ctx, e.meta.store(n.Parent), n.ID); err == nil {
+		n.Stats = statsOf(c)
+	}
+	m := e.meta.clone()
+	m.Nodes = append(m.Nodes, n)
+	m.Head = n.ID
 	return m
 }
 
@@ -128,12 +133,12 @@ func (e *Env) sweepScratch() error {
 }
 
 // preview lets a reader see the state that recovery would give.
-func (e *Env) preview(pending *intent) {
+func (e *Env) preview(ctx context.Context, pending *intent) {
 	tree, err := e.driver.Tree(forks.Work)
 	if err != nil {
 		return
 	}
-	if m := finishCommit(e.meta, tree, pending); m != nil {
+	if m := e.finishCommit(ctx, tree, pending); m != nil {
 		e.meta = m
 		return
 	}

@@ -57,10 +57,11 @@ type Stats struct {
 // Total is the number of paths that differ.
 func (s Stats) Total() int { return s.Added + s.Modified + s.Removed }
 
-// StatsOf counts changes; a change of type counts as modified.
-func StatsOf(c forks.Changes) Stats {
+// statsOf counts the changes that are shown; a change of type counts as
+// modified.
+func statsOf(c forks.Changes) Stats {
 	var s Stats
-	for _, ch := range c.List {
+	for _, ch := range shown(c).List {
 		switch ch.Kind {
 		case forks.Added:
 			s.Added++

@@ -69,5 +69,5 @@ func (e *Env) WorkChanges(ctx context.Context) (forks.Changes, error) {
 	if isNotFound(err) {
 		return forks.Changes{}, nil
 	}
-	return c, err
+	return shown(c), err
 }

@@ -31,10 +31,11 @@ func (e *Env) TakeDir(ctx context.Context, dir string) (Snapshot, error) {
 		parent = last.ID
 	}
 	n := node{ID: newID(), Parent: parent, Created: time.Now(), Kind: KindSync, Source: dir, Message: "taken from " + dir}
-	if err := e.captureInto(ctx, &n, e.meta.store(parent), forks.Source{Dir: dir, Exclude: e.excludeFor(dir)}); err != nil {
+	changed, err := e.captureInto(ctx, &n, e.meta.store(parent), forks.Source{Dir: dir, Exclude: e.excludeFor(dir)})
+	if err != nil {
 		return Snapshot{}, err
 	}
-	if n.Stats.Total() == 0 && last != nil {
+	if !changed && last != nil {
 		return e.meta.snapshot(last), e.driver.RemoveSnapshot(ctx, n.ID)
 	}
 	return e.listTaken(n)

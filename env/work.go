@@ -84,7 +84,7 @@ func (e *Env) commitOnto(ctx context.Context, parent ID, message string, kind Sn
 	if len(changes.List) == 0 {
 		return nil, e.journal.end(seq)
 	}
-	n.Stats, n.Bytes = StatsOf(changes), changes.Bytes
+	n.Stats, n.Bytes = statsOf(changes), changes.Bytes
 	if err := e.list(n, parent == e.meta.Head); err != nil {
 		return nil, err
 	}

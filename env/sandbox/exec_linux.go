@@ -197,7 +197,7 @@ func startBounded(s *spec) (int, error) {
 			return 0, &Error{What: "capabilities", Err: os.NewSyscallError("prctl", err)}
 		}
 	}
-	return execute(s, &syscall.SysProcAttr{Setsid: true, AmbientCaps: nil})
+	return execute(s, &syscall.SysProcAttr{Setsid: true})
 }
 
 // keptCapabilities are those that a package manager needs and that reach

@@ -1,10 +1,12 @@
 package sandbox
 
 import (
-	"encoding/json"
+	"bufio"
 	"errors"
+	"io"
 	"os"
 	"os/signal"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -16,6 +18,9 @@ import (
 func init() {
 	reexec.Register(initName, func() { runHelper(&nsInit{}) })
 	reexec.Register(reaperName, func() { runHelper(&reaper{}) })
+	// A helper goes to work here and not in main: what the packages that
+	// import this one initialise takes longer than all that it does.
+	reexec.Init()
 }
 
 // keeper is what PID 1 of a sandbox and the subreaper of the process level do
@@ -34,13 +39,14 @@ type keeper interface {
 // helper is a process of a sandbox that stays beside the command.
 type helper struct {
 	keeper keeper
-	in     *json.Decoder
+	in     io.Reader
 	null   int // the host's /dev/null; a tree may have none
 
 	mu       sync.Mutex
-	out      *json.Encoder
+	out      io.Writer
 	pid      int  // the command's, while it is alive
 	stopping bool // wait for all, not for the command alone
+	killed   bool // start nothing any more
 }
 
 // runHelper is the whole life of a helper. It never returns.
@@ -53,35 +59,44 @@ func runHelper(k keeper) {
 	if err != nil {
 		null = controlFD // anything that is not the command's will do
 	}
-	h := &helper{keeper: k, in: json.NewDecoder(control), out: json.NewEncoder(control), null: null}
-	var s spec
-	if err := h.in.Decode(&s); err != nil {
+	h := &helper{keeper: k, in: bufio.NewReader(control), out: control, null: null}
+	m, err := readMessage(h.in)
+	if err != nil {
 		os.Exit(1) // agentenv died before it could say go
 	}
 	go h.obey()
-	h.live(&s)
+	h.live(parseSpec(m))
 }
 
 // live makes the sandbox, runs the command and reaps until it ends.
 func (h *helper) live(s *spec) {
-	if err := h.keeper.prepare(s, func(n string) { h.report(report{Notice: n}) }); err != nil {
-		h.quit(report{Failed: newFailure(err)})
+	if err := h.keeper.prepare(s, func(n string) { h.report(message{sayNotice, n}) }); err != nil {
+		h.quit(failed(err))
 	}
-	h.mu.Lock() // no signal before the command is there
-	pid, err := h.keeper.start(s)
-	began := time.Now()
-	h.pid = pid
-	h.mu.Unlock()
+	pid, began, err := h.start(s)
 	var refused *notExecuted
-	if errors.As(err, &refused) {
-		h.quit(report{Refused: refused})
-	}
-	if err != nil {
-		h.quit(report{Failed: newFailure(err)})
+	switch {
+	case errors.As(err, &refused):
+		h.quit(message{sayRefused, strconv.Itoa(refused.Code), refused.Reason})
+	case err != nil:
+		h.quit(failed(err))
 	}
 	h.releaseStdio()
-	h.report(report{Started: &started{pid}})
+	h.report(message{sayStarted})
 	h.reap(pid, began)
+}
+
+// start executes the command. A request that comes meanwhile waits until there
+// is something to signal or to kill.
+func (h *helper) start(s *spec) (int, time.Time, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.killed {
+		return 0, time.Time{}, &Error{What: "process", Err: errors.New("stopped before it was started")}
+	}
+	pid, err := h.keeper.start(s)
+	h.pid = pid
+	return pid, time.Now(), err
 }
 
 // reap waits for every child. The command's end is the end of all; after a
@@ -94,7 +109,7 @@ func (h *helper) reap(pid int, began time.Time) {
 		case err == syscall.EINTR:
 			continue
 		case err != nil: // ECHILD: nobody is left
-			h.quit(report{})
+			h.quit(nil)
 		case got != pid:
 			continue
 		}
@@ -102,7 +117,7 @@ func (h *helper) reap(pid int, began time.Time) {
 		h.pid = 0
 		stopping := h.stopping
 		h.mu.Unlock()
-		exit := report{Exit: &exitedReport{Status: ws, Duration: time.Since(began)}}
+		exit := exited{ws, time.Since(began)}.message()
 		if !stopping {
 			h.quit(exit)
 		}
@@ -113,35 +128,51 @@ func (h *helper) reap(pid int, began time.Time) {
 // obey does what agentenv asks, and ends everything when agentenv is gone.
 func (h *helper) obey() {
 	for {
-		var r request
-		if err := h.in.Decode(&r); err != nil {
-			h.keeper.end()
+		m, err := readMessage(h.in)
+		if err != nil {
+			h.kill()
 			os.Exit(1)
 		}
-		h.mu.Lock()
-		if r.Signal != 0 && h.pid > 0 {
-			syscall.Kill(h.pid, r.Signal)
-		}
-		if r.Term {
+		switch m.next() {
+		case askSignal:
+			h.signal(syscall.Signal(m.nextInt()))
+		case askTerm:
+			h.mu.Lock()
 			h.stopping = true
+			h.mu.Unlock()
 			h.keeper.term()
-		}
-		h.mu.Unlock()
-		if r.Kill {
-			h.keeper.end()
+		case askKill:
+			h.kill()
 		}
 	}
 }
 
-func (h *helper) report(r report) {
+// kill ends everything, also what is just being started.
+func (h *helper) kill() {
+	h.mu.Lock()
+	h.killed = true
+	h.mu.Unlock()
+	h.keeper.end()
+}
+
+// signal sends a signal to the command's own process, if it was not reaped.
+func (h *helper) signal(sig syscall.Signal) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.pid > 0 {
+		_ = syscall.Kill(h.pid, sig)
+	}
+}
+
+func (h *helper) report(m message) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	// If agentenv is gone, obey notices.
-	_ = h.out.Encode(r)
+	_ = m.writeTo(h.out)
 }
 
 // quit says the last word and ends everything.
-func (h *helper) quit(last report) {
+func (h *helper) quit(last message) {
 	h.keeper.end()
 	h.report(last)
 	os.Exit(0)

@@ -1,10 +1,11 @@
 package sandbox
 
 import (
-	"encoding/json"
+	"bufio"
 	"errors"
 	"os"
 	"os/exec"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -41,13 +42,13 @@ func newProcess(level Level, cmd *exec.Cmd, control *os.File, s *streams, notice
 
 // send writes one message to the helper. An error means that the helper is
 // dead, which follow finds out.
-func (p *process) send(v any) {
-	_ = json.NewEncoder(p.control).Encode(v)
+func (p *process) send(m ...string) {
+	_ = message(m).writeTo(p.control)
 }
 
 // follow reads the helper's reports until it is dead, and then ends.
 func (p *process) follow() {
-	var exit *exitedReport
+	var exit *exited
 	signalled := false
 	first := func(err error) {
 		if !signalled {
@@ -57,27 +58,26 @@ func (p *process) follow() {
 		}
 	}
 	began := time.Now()
-	in := json.NewDecoder(p.control)
-	for {
-		var r report
-		if err := in.Decode(&r); err != nil {
+	for in := bufio.NewReader(p.control); ; {
+		m, err := readMessage(in)
+		if err != nil {
 			break
 		}
-		switch {
-		case r.Notice != "":
-			p.notice(r.Notice)
-		case r.Failed != nil:
-			e := r.Failed.err()
+		switch m.next() {
+		case sayNotice:
+			p.notice(m.next())
+		case sayFailed:
+			e := parseFailed(m)
 			first(explain(e.What, e))
-		case r.Started != nil:
+		case sayStarted:
 			began = time.Now()
 			p.result.Started = began
 			first(nil)
-		case r.Refused != nil:
-			p.result = Result{ExitCode: r.Refused.Code, NotStarted: true, Reason: r.Refused.Reason, Started: began}
+		case sayRefused:
+			p.result = Result{ExitCode: int(m.nextInt()), NotStarted: true, Reason: m.next(), Started: began}
 			first(nil)
-		case r.Exit != nil:
-			exit = r.Exit
+		case sayExit:
+			exit = parseExited(m)
 		}
 	}
 	// The end of the stream may be the helper's, or that of a descriptor
@@ -93,15 +93,15 @@ func (p *process) follow() {
 
 // setResult turns the command's status into a result; without one it was
 // killed with its helper.
-func (p *process) setResult(exit *exitedReport, ran time.Duration) {
+func (p *process) setResult(exit *exited, ran time.Duration) {
 	p.result.Duration = ran
 	p.result.Signal = syscall.SIGKILL
 	if exit != nil {
-		p.result.Duration = exit.Duration
+		p.result.Duration = exit.ran
 		p.result.Signal = 0
-		p.result.ExitCode = exit.Status.ExitStatus()
-		if exit.Status.Signaled() {
-			p.result.Signal = exit.Status.Signal()
+		p.result.ExitCode = exit.status.ExitStatus()
+		if exit.status.Signaled() {
+			p.result.Signal = exit.status.Signal()
 		}
 	}
 	if p.result.Signal != 0 {
@@ -128,7 +128,7 @@ func (p *process) Signal(sig syscall.Signal) error {
 	if p.over {
 		return os.ErrProcessDone
 	}
-	p.send(request{Signal: sig})
+	p.send(askSignal, strconv.Itoa(int(sig)))
 	return nil
 }
 
@@ -145,7 +145,7 @@ func (p *process) Stop(grace time.Duration) {
 	}
 	deadline := time.Now().Add(grace)
 	if p.killer == nil {
-		p.send(request{Term: true})
+		p.send(askTerm)
 	} else if !deadline.Before(p.deadline) || !p.killer.Stop() {
 		return
 	}
@@ -164,7 +164,7 @@ func (p *process) kill() {
 func (p *process) killLocked() {
 	p.killed = true
 	if p.level == LevelProcess {
-		p.send(request{Kill: true})
+		p.send(askKill)
 		return
 	}
 	_ = p.cmd.Process.Kill() // an error means that it is dead

@@ -28,7 +28,8 @@ func (*reaper) prepare(s *spec, _ func(string)) error {
 }
 
 func (*reaper) start(s *spec) (int, error) {
-	return execute(s, &syscall.SysProcAttr{Setsid: true})
+	// If we are killed ourselves, the command at least goes with us.
+	return execute(s, &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL})
 }
 
 func (*reaper) term() {

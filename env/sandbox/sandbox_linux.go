@@ -14,9 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sandbox is the [Executor] of this package. A program that uses one calls
-// reexec.Init (github.com/moby/sys/reexec) first thing in main and returns if
-// that says true: the helper processes are the program itself.
+// Sandbox is the [Executor] of this package. Its helper processes are the
+// program itself, executed anew under another name; they never reach main.
 type Sandbox struct {
 	notice func(string)
 	mu     sync.Mutex
@@ -98,7 +97,7 @@ func (s *Sandbox) launch(c Command) (*process, error) {
 		return nil, explain("namespaces", fmt.Errorf("start of its init: %w", errnoOf(err)))
 	}
 	p := newProcess(c.Level, cmd, ours, streams, s.tell)
-	p.send(sp)
+	p.send(sp.message()...)
 	go p.follow()
 	return p, nil
 }

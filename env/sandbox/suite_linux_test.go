@@ -9,19 +9,11 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/moby/sys/reexec"
 	"gotest.tools/v3/assert"
 
 	"github.com/agentenv/agentenv/env/envtest"
 	"github.com/agentenv/agentenv/env/sandbox"
 )
-
-func TestMain(m *testing.M) {
-	if reexec.Init() {
-		return
-	}
-	os.Exit(m.Run())
-}
 
 // notices collects what a Sandbox tells its user.
 type notices struct {

@@ -1,22 +1,102 @@
 package sandbox
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
+	"strconv"
 	"syscall"
 	"time"
 )
 
 // The socket between agentenv and the helper process of a sandbox carries one
-// JSON value after another: first a spec, which is also the word to go, then
+// message after another: first a spec, which is also the word to go, then
 // requests; reports come back. agentenv holds the only other end, so the end
 // of the stream means that agentenv is dead.
+//
+// A message is a list of strings of any bytes. It is no JSON, for names need
+// not be UTF-8, and since a decoder that works by reflection takes a
+// millisecond of the two that a helper has to start.
 const (
 	initName   = "agentenv-init"   // PID 1 of a sandbox
 	reaperName = "agentenv-reaper" // the subreaper of LevelProcess
 	// controlFD is the socket's descriptor in the helper.
 	controlFD = 3
+	// maxMessage bounds a message, in bytes; the kernel takes no more than
+	// 6 MiB of arguments and environment (3/4 of _STK_LIM).
+	maxMessage = 8 << 20
 )
+
+// message is what the socket carries.
+type message []string
+
+func (m message) writeTo(w io.Writer) error {
+	size := 0
+	for _, s := range m {
+		size += 4 + len(s)
+	}
+	b := make([]byte, 4, 4+size)
+	binary.NativeEndian.PutUint32(b, uint32(size))
+	for _, s := range m {
+		b = binary.NativeEndian.AppendUint32(b, uint32(len(s)))
+		b = append(b, s...)
+	}
+	_, err := w.Write(b)
+	return err
+}
+
+func readMessage(r io.Reader) (message, error) {
+	var head [4]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return nil, err
+	}
+	size := binary.NativeEndian.Uint32(head[:])
+	if size > maxMessage {
+		return nil, fmt.Errorf("a message of %d bytes", size)
+	}
+	b := make([]byte, size)
+	if _, err := io.ReadFull(r, b); err != nil {
+		return nil, err
+	}
+	var m message
+	for len(b) >= 4 {
+		n := binary.NativeEndian.Uint32(b)
+		if uint64(n) > uint64(len(b)-4) {
+			return nil, io.ErrUnexpectedEOF
+		}
+		m = append(m, string(b[4:4+n]))
+		b = b[4+n:]
+	}
+	return m, nil
+}
+
+func (m *message) add(s ...string)    { *m = append(*m, s...) }
+func (m *message) addInt(n int64)     { m.add(strconv.FormatInt(n, 10)) }
+func (m *message) addList(l []string) { m.addInt(int64(len(l))); m.add(l...) }
+
+// next takes one string; both ends are one program, so it is there.
+func (m *message) next() string {
+	if len(*m) == 0 {
+		return ""
+	}
+	s := (*m)[0]
+	*m = (*m)[1:]
+	return s
+}
+
+func (m *message) nextInt() int64 {
+	n, _ := strconv.ParseInt(m.next(), 10, 64)
+	return n
+}
+
+func (m *message) nextList() []string {
+	l := make([]string, m.nextInt())
+	for i := range l {
+		l[i] = m.next()
+	}
+	return l
+}
 
 // spec is what a helper is to do.
 type spec struct {
@@ -39,28 +119,51 @@ type spec struct {
 	chroot string
 }
 
-// request is what agentenv asks of a helper later.
-type request struct {
-	Signal syscall.Signal `json:",omitempty"` // to the command's own process
-	Term   bool           `json:",omitempty"` // TERM to all, then end when all are gone
-	Kill   bool           `json:",omitempty"` // KILL to all at once
+func (s *spec) message() message {
+	var m message
+	v := s.View
+	m.add(v.Tree, v.At, v.Scratch, string(v.Home), v.HomeDir, s.Dir)
+	m.addInt(int64(len(v.Binds)))
+	for _, b := range v.Binds {
+		m.add(b.From, b.To, string(b.Mode))
+	}
+	m.addList(v.Hide)
+	m.addList(s.Args)
+	m.addList(s.Env)
+	m.addInt(int64(s.UID))
+	m.addInt(int64(s.GID))
+	for _, b := range []bool{s.UserNS, s.InUserNS, s.RealRoot} {
+		m.add(strconv.FormatBool(b))
+	}
+	return m
 }
 
-// report is what a helper says; one field is set.
-type report struct {
-	Notice  string        `json:",omitempty"`
-	Failed  *failure      `json:",omitempty"` // the sandbox could not be made
-	Started *started      `json:",omitempty"`
-	Refused *notExecuted  `json:",omitempty"`
-	Exit    *exitedReport `json:",omitempty"`
+func parseSpec(m message) *spec {
+	s := &spec{View: View{Tree: m.next(), At: m.next(), Scratch: m.next(), Home: Home(m.next()), HomeDir: m.next()}, Dir: m.next()}
+	for range m.nextInt() {
+		s.View.Binds = append(s.View.Binds, Bind{From: m.next(), To: m.next(), Mode: Mode(m.next())})
+	}
+	s.View.Hide, s.Args, s.Env = m.nextList(), m.nextList(), m.nextList()
+	s.UID, s.GID = int(m.nextInt()), int(m.nextInt())
+	s.UserNS, s.InUserNS, s.RealRoot = m.next() == "true", m.next() == "true", m.next() == "true"
+	return s
 }
 
-type started struct{ PID int }
+// Requests: what agentenv asks of a helper later.
+const (
+	askSignal = "signal" // a number: to the command's own process
+	askTerm   = "term"   // TERM to all, then end when all are gone
+	askKill   = "kill"   // KILL to all at once
+)
 
-type exitedReport struct {
-	Status   syscall.WaitStatus
-	Duration time.Duration
-}
+// Reports: what a helper says.
+const (
+	sayNotice  = "notice"  // a line for the user
+	sayFailed  = "failed"  // what, text, fix, errno: the sandbox could not be made
+	sayStarted = "started" // the command runs
+	sayRefused = "refused" // code, reason: the command's program could not be executed
+	sayExit    = "exit"    // wait status, nanoseconds: the command ended
+)
 
 // notExecuted says why the command's program could not be executed.
 type notExecuted struct {
@@ -70,28 +173,24 @@ type notExecuted struct {
 
 func (n *notExecuted) Error() string { return n.Reason }
 
-// failure is an [Error] on its way out of the helper.
-type failure struct {
-	What, Text, Fix string
-	Errno           syscall.Errno
-}
-
-func newFailure(err error) *failure {
-	f := &failure{What: "view", Text: err.Error()}
+// failed tells an [Error].
+func failed(err error) message {
+	what, fix, text := "view", "", err.Error()
 	var e *Error
 	if errors.As(err, &e) {
-		f.What, f.Fix, f.Text = e.What, e.Fix, e.Err.Error()
+		what, fix, text = e.What, e.Fix, e.Err.Error()
 	}
-	errors.As(err, &f.Errno)
-	return f
+	var errno syscall.Errno
+	errors.As(err, &errno)
+	return message{sayFailed, what, text, fix, strconv.Itoa(int(errno))}
 }
 
-func (f *failure) err() *Error {
-	err := errors.New(f.Text)
-	if f.Errno != 0 {
-		err = &remoteError{f.Text, f.Errno}
+func parseFailed(m message) *Error {
+	what, text, fix, errno := m.next(), m.next(), m.next(), syscall.Errno(m.nextInt())
+	if errno == 0 {
+		return &Error{What: what, Err: errors.New(text), Fix: fix}
 	}
-	return &Error{What: f.What, Err: err, Fix: f.Fix}
+	return &Error{What: what, Err: &remoteError{text, errno}, Fix: fix}
 }
 
 // remoteError has the helper's words and still matches its errno.
@@ -102,6 +201,20 @@ type remoteError struct {
 
 func (e *remoteError) Error() string { return e.text }
 func (e *remoteError) Unwrap() error { return e.errno }
+
+// exited is how the command itself ended.
+type exited struct {
+	status syscall.WaitStatus
+	ran    time.Duration
+}
+
+func (e exited) message() message {
+	return message{sayExit, strconv.Itoa(int(e.status)), strconv.FormatInt(int64(e.ran), 10)}
+}
+
+func parseExited(m message) *exited {
+	return &exited{syscall.WaitStatus(m.nextInt()), time.Duration(m.nextInt())}
+}
 
 // validate says what is wrong with a command before anything is made.
 func (c Command) validate() error {

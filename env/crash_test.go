@@ -1,0 +1,179 @@
+package env_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+
+	"github.com/agentenv/agentenv/env"
+	"github.com/agentenv/agentenv/forks/all"
+)
+
+// crashRoot, set for a child of this test, is where it works until it is
+// killed.
+const crashRoot = "AGENTENV_TEST_CRASH_ROOT"
+
+// TestKilledAtAnyInstant kills a process that commits, checks out and promotes
+// as fast as it can, at random instants, and looks at what it left.
+func TestKilledAtAnyInstant(t *testing.T) {
+	rounds := 25
+	if os.Getenv("AGENTENV_TEST_LONG") != "" {
+		rounds = 200
+	}
+	dir := t.TempDir()
+	src, root := filepath.Join(dir, "src"), filepath.Join(dir, "root")
+	assert.NilError(t, os.Mkdir(src, 0o755))
+	writeState(t, src, 0)
+	e, err := env.Init(context.Background(), root, env.InitOptions{From: src}, options())
+	assert.NilError(t, err)
+	assert.NilError(t, e.Close())
+	snapshots := 0
+	for range rounds {
+		killWorker(t, root)
+		snapshots = checkAfterCrash(t, root)
+	}
+	assert.Assert(t, snapshots > rounds/2, "the workers got nowhere: %d snapshots", snapshots)
+}
+
+// killWorker lets a worker run for a while and kills it.
+func killWorker(t *testing.T, root string) {
+	cmd := exec.Command("/proc/self/exe", "-test.run", "^TestCrashWorker$", "-test.v")
+	cmd.Env = append(os.Environ(), crashRoot+"="+root)
+	out, err := cmd.StdoutPipe()
+	assert.NilError(t, err)
+	assert.NilError(t, cmd.Start())
+	lines := bufio.NewReader(out)
+	for line := ""; line != ready; {
+		line, err = lines.ReadString('\n')
+		assert.NilError(t, err, "the worker did not start: %s", line)
+	}
+	time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond)
+	assert.NilError(t, cmd.Process.Kill())
+	rest, _ := io.ReadAll(lines)
+	var exit *exec.ExitError
+	err = cmd.Wait()
+	assert.Assert(t, errors.As(err, &exit) && !exit.Exited(), "the worker ended by itself: %v\n%s", err, rest)
+}
+
+// ready is what a worker says when it begins.
+const ready = "ready\n"
+
+// TestCrashWorker is the process that is killed.
+func TestCrashWorker(t *testing.T) {
+	root := os.Getenv(crashRoot)
+	if root == "" {
+		t.Skip("runs only as a child of TestKilledAtAnyInstant")
+	}
+	ctx := context.Background()
+	e, err := env.Lock(ctx, root, "test", options())
+	assert.NilError(t, err)
+	fmt.Print(ready)
+	for n := len(e.Log()); ; n++ {
+		writeState(t, e.WorkTree(), n)
+		s, _, err := e.Commit(ctx, strconv.Itoa(n), false)
+		assert.NilError(t, err)
+		log := e.Log()
+		_, err = e.Checkout(ctx, string(log[rand.IntN(len(log))].ID), false)
+		assert.NilError(t, err)
+		f, err := e.Fork(ctx, "candidate", s.ID)
+		assert.NilError(t, err)
+		n++
+		writeState(t, f.Tree().Mount.Dir, n)
+		fr, err := f.Freeze(ctx, s.ID)
+		assert.NilError(t, err)
+		_, _, err = e.Promote(ctx, fr, strconv.Itoa(n))
+		assert.NilError(t, err)
+		assert.NilError(t, f.Remove(ctx))
+	}
+}
+
+// files is how many files of a tree carry its number: with any of them wrong,
+// the tree is a mix of two.
+const files = 30
+
+// writeState makes tree the state n: some files that all say so.
+func writeState(t *testing.T, tree string, n int) {
+	for i := range files {
+		dir := filepath.Join(tree, fmt.Sprintf("d%d", i%5))
+		assert.NilError(t, os.MkdirAll(dir, 0o755))
+		assert.NilError(t, os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), []byte(strconv.Itoa(n)), 0o644))
+	}
+}
+
+// checkAfterCrash reads what is listed without writing, then recovers, and
+// compares: the reader saw what recovery gave, every snapshot is whole, the
+// work tree is HEAD's (a later edit aside), and nothing unlisted is left.
+func checkAfterCrash(t *testing.T, root string) int {
+	ctx := context.Background()
+	r, err := env.Open(ctx, root, options())
+	assert.NilError(t, err)
+	seen, seenHead := r.Log(), r.Head().ID
+	_, err = r.Status(ctx)
+	assert.NilError(t, err)
+	assert.NilError(t, r.Close())
+
+	e, err := env.Lock(ctx, root, "test", options())
+	assert.NilError(t, err)
+	defer e.Close()
+	log := e.Log()
+	if len(log) == len(seen) { // an edit that was found and saved is one more
+		assert.Equal(t, e.Head().ID, seenHead)
+	}
+	for _, s := range log {
+		if s.Kind == env.KindSaved {
+			continue // holds what the worker was writing when it was killed
+		}
+		checkSnapshot(t, e, s)
+	}
+	for _, name := range []string{"forks", "scratch", "tmp"} {
+		left, err := os.ReadDir(filepath.Join(root, name))
+		assert.Assert(t, err == nil || errors.Is(err, fs.ErrNotExist))
+		assert.Equal(t, len(left), 0, name)
+	}
+	assert.Equal(t, len(nodesOnDisk(t, root)), len(log))
+	return len(log)
+}
+
+// checkSnapshot reads all of a snapshot.
+func checkSnapshot(t *testing.T, e *env.Env, s env.Snapshot) {
+	v, err := e.View(context.Background(), s.ID)
+	assert.NilError(t, err)
+	defer v.Close()
+	want := s.Message
+	if s.Kind == env.KindInit {
+		want = "0"
+	}
+	for i := range files {
+		f, err := v.Open(fmt.Sprintf("d%d/%d", i%5, i))
+		assert.NilError(t, err, "snapshot %s", s.ID)
+		got := make([]byte, 32)
+		n, _ := f.Read(got)
+		assert.NilError(t, f.Close())
+		assert.Equal(t, string(got[:n]), want, "snapshot %s", s.ID)
+	}
+}
+
+func nodesOnDisk(t *testing.T, root string) []string {
+	d, err := all.Backends()[0].Open(context.Background(), root)
+	assert.NilError(t, err)
+	ids, err := d.Snapshots(context.Background())
+	assert.NilError(t, err)
+	assert.NilError(t, d.Close())
+	var out []string
+	for _, id := range ids {
+		out = append(out, string(id))
+	}
+	return out
+}
