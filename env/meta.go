@@ -75,7 +75,7 @@ func readMeta(root string) (*meta, error) {
 	path := filepath.Join(root, metaName)
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, &Error{Kind: ErrNotFound, Msg: "no environment at " + root, Hint: "make one with `agentenv init --from DIR`, or name its root with --root"}
+		return nil, &Error{Kind: ErrNotFound, Msg: "no environment at " + root, Hint: "make one with `agentenv init --from DIR`, run agentenv in a directory that one was taken from, or name its root with --root"}
 	}
 	if err != nil {
 		return nil, err

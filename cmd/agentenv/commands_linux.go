@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"path/filepath"
 
+	"github.com/moby/sys/mountinfo"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
@@ -98,7 +99,7 @@ func (a *App) read(ctx context.Context, fn func(*env.Env) error) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(fn(e), e.Close())
+	return explain(root, errors.Join(fn(e), e.Close()))
 }
 
 // change opens the environment for changing it and calls fn.
@@ -109,9 +110,38 @@ func (a *App) change(ctx context.Context, op string, fn func(*env.Env) error) er
 	}
 	e, err := env.Lock(ctx, root, op, a.envOptions())
 	if err != nil {
+		return explain(root, err)
+	}
+	return explain(root, errors.Join(fn(e), e.Close()))
+}
+
+// explain adds to an error of the file system that a root lies on which one
+// that is, and how much room it has.
+func explain(root string, err error) error {
+	full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+	if !full && !errors.Is(err, unix.EROFS) {
 		return err
 	}
-	return errors.Join(fn(e), e.Close())
+	dir := root
+	var st unix.Statfs_t
+	for unix.Statfs(dir, &st) != nil && dir != filepath.Dir(dir) {
+		dir = filepath.Dir(dir)
+	}
+	mount := dir
+	if infos, merr := mountinfo.GetMounts(mountinfo.ParentsFilter(dir)); merr == nil {
+		mount = "/"
+		for _, m := range infos {
+			if len(m.Mountpoint) > len(mount) {
+				mount = m.Mountpoint
+			}
+		}
+	}
+	hint := fmt.Sprintf("the file system at %s is read-only: choose a root elsewhere with --root", mount)
+	if full {
+		hint = fmt.Sprintf("the file system at %s (%s in all) has %s and %d inodes free now: make room, or choose a root elsewhere with --root",
+			mount, humanBytes(int64(st.Blocks)*st.Bsize), humanBytes(int64(st.Bavail)*st.Bsize), st.Ffree)
+	}
+	return &hintedError{err, hint}
 }
 
 // interruptible returns a context that ends with the cause when the program is

@@ -96,11 +96,23 @@ func describe(err error) failure {
 	return f
 }
 
+// hintedError is an error with what the user can do about it.
+type hintedError struct {
+	error
+	hint string
+}
+
+func (e *hintedError) Unwrap() error { return e.error }
+
 // hintOf returns what the user can do, if the error knows.
 func hintOf(err error) string {
 	var u *usageError
 	if errors.As(err, &u) {
 		return u.hint
+	}
+	var h *hintedError
+	if errors.As(err, &h) {
+		return h.hint
 	}
 	return linuxHint(err)
 }

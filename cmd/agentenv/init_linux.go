@@ -64,7 +64,7 @@ func (a *App) initEnv(in env.InitOptions, tarball string) error {
 	}
 	e, err := env.Init(ctx, root, in, a.envOptions())
 	if err != nil {
-		return cause(ctx, err)
+		return explain(root, cause(ctx, err))
 	}
 	defer e.Close()
 	s := e.Head()

@@ -117,17 +117,17 @@ func (a *App) tournamentBase(ctx context.Context, plan *specs.Plan) (*env.Env, e
 	if !env.Exists(root) && plan.Base.Ref == "" {
 		e, err := a.initForBase(ctx, root, plan.Base)
 		if err != nil {
-			return nil, none, nil, err
+			return nil, none, nil, explain(root, err)
 		}
 		return e, e.Head(), nil, nil
 	}
 	e, err := env.Lock(ctx, root, "tournament", a.envOptions())
 	if err != nil {
-		return nil, none, nil, err
+		return nil, none, nil, explain(root, err)
 	}
 	base, saved, err := a.takeBase(ctx, e, plan)
 	if err != nil {
-		return nil, none, nil, errors.Join(err, e.Close())
+		return nil, none, nil, explain(root, errors.Join(err, e.Close()))
 	}
 	return e, base, saved, nil
 }
