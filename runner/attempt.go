@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"sync"
 	"time"
 
@@ -74,16 +76,18 @@ func (a *attempt) run(ctx context.Context) error {
 	a.slot = a.t.Now()
 	a.res.Queued = a.slot.Sub(a.t.res.Started).Seconds()
 	v, err := a.try(ctx)
-	if v.status == Passed {
-		a.t.passes <- pass{a, a.t.Now()}
-	}
+	now := a.t.Now()
 	a.end(v)
+	if v.status == Passed {
+		a.t.passes <- pass{a, now}
+	}
 	a.clean(context.WithoutCancel(ctx))
 	return err
 }
 
 // end records the verdict.
 func (a *attempt) end(v verdict) {
+	v.reason = oneLine(v.reason)
 	a.res.Status = v.status
 	if v.reason != "" {
 		a.res.Reason = &v.reason
@@ -132,17 +136,28 @@ func (a *attempt) try(ctx context.Context) (verdict, error) {
 	if v, ok := a.judgeCandidate(end); !ok {
 		return v, nil
 	}
+	// The end may have come between two steps.
+	if cause := context.Cause(ctx); cause != nil {
+		return a.t.stopped(cause), nil
+	}
 	frozen, err := fork.Freeze(ctx, a.t.Base.ID)
+	if err != nil && isGone(fork) {
+		return verdict{Failed, "it removed its own tree"}, nil
+	}
 	if err != nil {
 		return a.failure(ctx, "freeze the tree", err)
 	}
 	changes := len(frozen.Changes.List)
 	a.frozen, a.res.Changes = &frozen, &changes
-	for _, w := range frozen.Changes.Warnings {
-		a.t.warn("%s: %s", a.title(), w)
-	}
 	a.event(Event{Type: EventFrozen, Changes: &changes})
 	return a.test(ctx, frozen)
+}
+
+// isGone says whether the fork's tree was removed, or moved away: without
+// namespaces a candidate can do that.
+func isGone(fork *env.Fork) bool {
+	st, err := os.Lstat(fork.Tree().Mount.Dir)
+	return errors.Is(err, fs.ErrNotExist) || err == nil && !st.IsDir()
 }
 
 // failure is the verdict when the harness could not do something for the
@@ -163,7 +178,7 @@ func (a *attempt) runCandidate(ctx context.Context, fork *env.Fork) (ending, err
 	c := a.candidate
 	cmd := command{
 		fork: fork, run: c.Run, script: c.Script, stdin: c.Stdin,
-		name: fileName(c.Name, a.index), workdir: c.Workdir,
+		name: fileName(c.Name, a.index) + ".candidate", workdir: c.Workdir,
 		timeout: time.Duration(c.Timeout), log: a.logPath(false),
 		env:     a.t.environ(c.Env, c.Name, a.res.Attempt, fork),
 		started: func() { a.event(Event{Type: EventRunning}) },

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -36,7 +37,7 @@ type command struct {
 	run, script string
 	// stdin is a file; empty is an empty input.
 	stdin string
-	// name is what files for the command are called.
+	// name is what files that the command is handed are called.
 	name    string
 	workdir string
 	timeout time.Duration
@@ -148,11 +149,18 @@ func (t *tournament) run(ctx context.Context, c command) (ending, error) {
 		}
 		defer r.Stdin.Close()
 	}
-	log, err := sandbox.NewLog(c.log, logLimit)
+	log, err := sandbox.NewLog(c.log, sandbox.DefaultLogLimit)
 	if err != nil {
 		return ending{}, err
 	}
-	out := &tee{log: log, lines: &lines{emit: c.line, now: t.Now}}
+	// A command may print before its start is known here; that it runs is told
+	// first all the same.
+	c.started = sync.OnceFunc(c.started)
+	line := func(s string, dropped int64) {
+		c.started()
+		c.line(s, dropped)
+	}
+	out := &tee{log: log, lines: &lines{emit: line, now: t.Now}}
 	r.Stdout, r.Stderr = out, out
 	end, err := t.watch(ctx, c, r)
 	if lerr := errors.Join(out.flush(), log.Close()); lerr != nil {
@@ -166,6 +174,9 @@ func (t *tournament) run(ctx context.Context, c command) (ending, error) {
 
 // watch starts the command and stops it when its time is up or ctx is done.
 func (t *tournament) watch(ctx context.Context, c command, r env.Run) (ending, error) {
+	if err := context.Cause(ctx); err != nil {
+		return ending{}, err
+	}
 	// Cancelling must not skip the grace, so the process has a context of its
 	// own.
 	p, err := c.fork.Start(context.WithoutCancel(ctx), r)
@@ -226,7 +237,7 @@ func (t *tournament) prepare(c command) (env.Run, error) {
 		if err != nil {
 			return r, err
 		}
-		at, err := t.hand(&r, c.name+filepath.Ext(c.script), text, 0o500)
+		at, err := t.hand(&r, c.name+extension(c.script), text, 0o500)
 		r.Args = []string{at}
 		return r, err
 	case len(c.run)+1 > argMax:
@@ -237,6 +248,15 @@ func (t *tournament) prepare(c command) (env.Run, error) {
 	}
 	r.Args = append(slices.Clone(t.Plan.Shell), c.run)
 	return r, nil
+}
+
+// extension is that of a script's name, which some interpreters go by.
+func extension(path string) string {
+	const most = 16
+	if ext := filepath.Ext(path); len(ext) <= most {
+		return ext
+	}
+	return ""
 }
 
 // hand puts a file into the run's folder, lets the command see it, and returns

@@ -83,8 +83,12 @@ type Sink func(Event)
 // are dropped: at 4 KiB each, 2 MiB.
 const queuedLines = 512
 
-// drainWait is how long the end of a run waits for a sink that takes no event.
-const drainWait = 2 * time.Second
+// drainWait is how long the end of a run waits for a sink that takes no event,
+// drainMax how long for one that is merely slow.
+const (
+	drainWait = 2 * time.Second
+	drainMax  = 10 * time.Second
+)
 
 // bus hands events to sinks without ever waiting for one.
 type bus struct {
@@ -115,8 +119,7 @@ func (b *bus) send(e Event) {
 	}
 }
 
-// close waits until every sink has had everything, or has been stuck for
-// drainWait.
+// close waits until every sink has had everything, but not for ever.
 func (b *bus) close() {
 	for _, q := range b.queues {
 		q.close()
@@ -218,15 +221,15 @@ func (q *queue) close() {
 	q.closed = true
 	q.mu.Unlock()
 	poke(q.wake)
+	end := time.After(drainMax)
 	for {
-		t := time.NewTimer(drainWait)
 		select {
 		case <-q.done:
-			t.Stop()
 			return
 		case <-q.taken:
-			t.Stop()
-		case <-t.C:
+		case <-time.After(drainWait):
+			return
+		case <-end:
 			return
 		}
 	}

@@ -73,15 +73,15 @@ func runID(name string, now time.Time) string {
 		name = name[:nameMax]
 	}
 	id := now.UTC().Format("20060102-150405") + "-" + hex.EncodeToString(b)
-	if name = strings.Trim(unsafe.ReplaceAllString(strings.ToLower(name), "-"), "-._"); name != "" {
+	if name = strings.Trim(unusable.ReplaceAllString(strings.ToLower(name), "-"), "-._"); name != "" {
 		id = name + "-" + id
 	}
 	return id
 }
 
-// unsafe is what an id, which becomes a file's name and the key of a fork, does
+// unusable is what an id, which becomes a file's name and the key of a fork, does
 // not take over from a name.
-var unsafe = regexp.MustCompile(`[^a-z0-9._-]+`)
+var unusable = regexp.MustCompile(`[^a-z0-9._-]+`)
 
 // fill writes the plan and opens the events.
 func (f *folder) fill(plan *specs.Plan) error {
@@ -161,11 +161,11 @@ func (f *folder) close() error {
 // plainName is a candidate's name that can be a file's.
 var plainName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$`)
 
-// fileName is what a candidate's files are called: its name, or its place in
-// the plan if the name cannot be a file's.
+// fileName is what an attempt's files are called: its candidate's name, or, if
+// that cannot be a file's, its own place in the plan, which no name looks like.
 func fileName(name string, index int) string {
 	if plainName.MatchString(name) {
 		return name
 	}
-	return fmt.Sprintf("candidate-%d", index+1)
+	return fmt.Sprintf("@%d", index+1)
 }

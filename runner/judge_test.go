@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,12 +22,20 @@ func judged(t *testing.T, at map[int]time.Duration) (winner int, cancelled time.
 		}
 		tr.passes = make(chan pass, len(tr.attempts))
 		start := time.Now()
+		var passing sync.WaitGroup
 		for i, d := range at {
-			time.AfterFunc(d, func() { tr.passes <- pass{tr.attempts[i], time.Now()} })
+			passing.Go(func() {
+				time.Sleep(d)
+				tr.passes <- pass{tr.attempts[i], time.Now()}
+			})
 		}
-		time.AfterFunc(time.Hour, func() { close(tr.passes) })
+		go func() {
+			passing.Wait()
+			time.Sleep(time.Hour)
+			close(tr.passes)
+		}()
 		tr.judge(func() { cancelled = time.Since(start) })
-		time.Sleep(2 * time.Hour)
+		time.Sleep(2 * time.Hour) // until the channel is closed
 		if tr.winner != nil {
 			winner = tr.winner.index
 		}

@@ -8,10 +8,6 @@ import (
 )
 
 const (
-	// logLimit is the size in bytes at which a command's log is cut, its head
-	// and tail kept: enough for a long test run, and a hundred such logs fit
-	// on a small disk.
-	logLimit = 16 << 20
 	// lineMax is the longest line, in bytes, that an event carries.
 	lineMax = 4 << 10
 	// lineRate is how many lines of output a second each command has as

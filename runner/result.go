@@ -67,6 +67,10 @@ type Result struct {
 	Leaks     Leaks     `json:"leaks"`
 	// Warnings are what the user should know besides, one line each.
 	Warnings []string `json:"warnings"`
+
+	// open are attempts of a run that is alive which have no verdict yet, but
+	// have logs.
+	open []Attempt
 }
 
 // Winner names the attempt that won.

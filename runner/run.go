@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -111,7 +112,8 @@ func begin(o Options) (*tournament, error) {
 	t := &tournament{Options: o, folder: f}
 	t.res = &Result{
 		Run: f.run, Name: o.Plan.Name, Status: RunFailed, Base: o.Base.ID, Head: o.Env.Head().ID,
-		Saved: o.Saved, Started: o.Now(), Isolation: string(o.Plan.Isolation), Warnings: []string{},
+		Saved: o.Saved, Started: o.Now(), Isolation: string(o.Plan.Isolation),
+		Attempts: []Attempt{}, Warnings: []string{},
 	}
 	for i := range o.Plan.Candidates {
 		c := &o.Plan.Candidates[i]
@@ -223,6 +225,9 @@ func (t *tournament) settle(ctx context.Context, err error) error {
 func (t *tournament) crown(ctx context.Context, a *attempt) (err error) {
 	t.res.Winner = &Winner{Candidate: a.res.Candidate, Attempt: a.res.Attempt}
 	message := t.Plan.Name + ": " + a.title()
+	for _, w := range a.frozen.Changes.Warnings {
+		t.warn("%s: %s", a.title(), w)
+	}
 	switch {
 	case t.Plan.Promote == specs.PromoteTrue:
 		var saved *env.Snapshot
@@ -298,10 +303,13 @@ func (r *Result) sumUp(err error) {
 		r.Status = RunNoWinner
 	}
 	if err != nil {
-		text := err.Error()
+		text := oneLine(err.Error())
 		r.Error = &text
 	}
 }
+
+// oneLine makes one line of the several that joined errors have.
+func oneLine(s string) string { return strings.ReplaceAll(s, "\n", "; ") }
 
 // firstError is the reason of the first attempt that the harness could not run.
 func (r *Result) firstError() string {
@@ -315,7 +323,7 @@ func (r *Result) firstError() string {
 
 // warn tells the user something once.
 func (t *tournament) warn(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
+	text := oneLine(fmt.Sprintf(format, args...))
 	t.mu.Lock()
 	known := slices.Contains(t.warnings, text)
 	if !known {

@@ -37,6 +37,9 @@ func List(runsDir string) ([]Summary, error) {
 	out := make([]Summary, 0, len(names))
 	for _, run := range names {
 		r, err := load(filepath.Join(runsDir, run))
+		if errors.Is(err, env.ErrDamaged) { // it must not hide the others
+			r, err = &Result{Run: run, Status: RunFailed}, nil
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -132,7 +135,7 @@ func isAlive(dir string) bool {
 
 // reconstruct makes a result of the events of a run that has none. An attempt
 // that had no verdict when its process died was cancelled; one of a run that is
-// alive is left out.
+// alive has none yet and is not listed.
 func reconstruct(dir string, alive bool) (*Result, error) {
 	r := &Result{
 		Run: filepath.Base(dir), Status: RunInterrupted, Attempts: []Attempt{},
@@ -156,6 +159,7 @@ func reconstruct(dir string, alive bool) (*Result, error) {
 	err := readEvents(filepath.Join(dir, eventsName), func(e Event) { open = r.replay(e, open, dir) })
 	for _, a := range open {
 		if a.Status == "" && alive {
+			r.open = append(r.open, *a)
 			continue
 		}
 		if a.Status == "" {
@@ -234,8 +238,7 @@ func LogPath(r *Result, candidate string, test bool) (string, error) {
 		candidate = r.Winner.Candidate + "." + strconv.Itoa(r.Winner.Attempt)
 	}
 	known := false
-	for i := range r.Attempts {
-		a := &r.Attempts[i]
+	for _, a := range slices.Concat(r.Attempts, r.open) {
 		if candidate != "" && candidate != a.Candidate && candidate != a.Candidate+"."+strconv.Itoa(a.Attempt) {
 			continue
 		}

@@ -17,20 +17,15 @@ import (
 	"github.com/agentenv/agentenv/specs"
 )
 
-// levels are the levels of isolation that work here for this user.
-func levels(t *testing.T) []specs.Isolation {
-	out := []specs.Isolation{specs.Process}
-	if err := sandbox.Probe(sandbox.LevelNamespaces); err != nil {
-		t.Logf("without namespaces: %v", err)
-		return out
-	}
-	return append(out, specs.Namespaces)
-}
-
-// atEachLevel runs f with the real sandbox.
+// atEachLevel runs f with the real sandbox, at each level of isolation.
 func atEachLevel(t *testing.T, files map[string]string, f func(t *testing.T, w *world, plan func(test string, runs ...string) *specs.Plan)) {
-	for _, l := range levels(t) {
+	t.Parallel()
+	for _, l := range []specs.Isolation{specs.Process, specs.Namespaces} {
 		t.Run(string(l), func(t *testing.T) {
+			t.Parallel()
+			if err := sandbox.Probe(sandbox.Level(l)); err != nil {
+				t.Skip(err)
+			}
 			f(t, newWorld(t, files, sandbox.New(sandbox.Options{})), func(test string, runs ...string) *specs.Plan {
 				p := newPlan(test, runs...)
 				p.Isolation = l
@@ -66,10 +61,11 @@ func TestHeadIsTheFrozenTree(t *testing.T) {
 // so does everything of a loser (TC01, TC04, PS03).
 func TestNothingOutlivesItsEnd(t *testing.T) {
 	atEachLevel(t, map[string]string{"f": "x"}, func(t *testing.T, w *world, plan func(string, ...string) *specs.Plan) {
-		p := plan("true", `sleep 61 | cat`, `sleep 62 & wait`, `kill -STOP $$`, `trap "" TERM INT HUP; while :; do sleep 1; done`, "sleep 3")
+		p := plan("true", `sleep 61 | cat`, `sleep 62 & wait`, `kill -STOP $$`, `trap "" TERM INT HUP; while :; do sleep 1; done`, "sleep 1.5")
 		for i := range 3 {
-			p.Candidates[i].Timeout = specs.Duration(500 * time.Millisecond)
+			p.Candidates[i].Timeout = specs.Duration(300 * time.Millisecond)
 		}
+		p.Grace = specs.Duration(300 * time.Millisecond)
 		start := time.Now()
 		r, err := w.run(t.Context(), p)
 		assert.NilError(t, err)
@@ -105,6 +101,18 @@ func TestLongScriptInside(t *testing.T) {
 		assert.NilError(t, err)
 		assert.Equal(t, statuses(r), "passed", reason(r.Attempts[0]))
 		assert.Equal(t, *r.Attempts[0].Changes, 1)
+	})
+}
+
+// A candidate that removes its own tree harms nobody else (FI09).
+func TestOwnTreeRemoved(t *testing.T) {
+	atEachLevel(t, map[string]string{"a": "x"}, func(t *testing.T, w *world, plan func(string, ...string) *specs.Plan) {
+		p := plan("test -f b", `rm -rf "$PWD"`, `mv "$PWD" "$PWD.away"`, "touch b")
+		p.Parallel = 1
+		r, err := w.run(t.Context(), p)
+		assert.NilError(t, err)
+		assert.Equal(t, statuses(r), "failed failed passed", "%v %v", reason(r.Attempts[0]), reason(r.Attempts[1]))
+		assert.Equal(t, w.work("a"), "x")
 	})
 }
 
@@ -159,6 +167,9 @@ func TestKilledHarness(t *testing.T) {
 		alive, err := Load(filepath.Join(w.root, "runs"), run)
 		assert.NilError(t, err)
 		assert.Equal(t, alive.Status, Running)
+		assert.Equal(t, len(alive.Attempts), 0)
+		_, err = LogPath(alive, "c2", false)
+		assert.NilError(t, err)
 		assert.NilError(t, cmd.Process.Signal(syscall.SIGKILL))
 		_ = cmd.Wait() // it was killed
 

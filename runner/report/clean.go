@@ -40,7 +40,7 @@ func name(s string) string {
 	if plain.MatchString(s) {
 		return s
 	}
-	return strconv.Quote(s)
+	return clean(strconv.Quote(s))
 }
 
 // title names an attempt; of is how many its candidate has.

@@ -51,12 +51,12 @@ func text(t *testing.T, r *runner.Result, opts Options) string {
 func TestResultWithWinner(t *testing.T) {
 	r := sample(t)
 	got := text(t, r, Options{})
-	want := `candidate   status       time  changes  reason
-wrong       failed       1.2s        1  test failed: exit status 1
-right       passed      1m02s       12
+	want := `candidate    status       time  changes  reason
+wrong        failed       1.2s        1  test failed: exit status 1
+right        passed      1m02s       12
 "a\x1b[2Jb"  timeout     5m00s           timed out after 5m
-twice #1    cancelled   500ms           another attempt passed first
-twice #2    error        10ms           cannot fork the base: no space left on device
+twice #1     cancelled   500ms           another attempt passed first
+twice #2     error        10ms           cannot fork the base: no space left on device
 
 winner: right → bbbb000011112222 (HEAD)
 logs: DIR

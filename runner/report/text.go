@@ -64,6 +64,9 @@ func (t *Text) Event(e runner.Event) {
 	case runner.EventTesting:
 		t.line("%s  testing", pad(who, t.width))
 	case runner.EventStatus:
+		if e.Status == runner.Cancelled && e.Duration == 0 {
+			return // it never began; the table at the end has it
+		}
 		t.line("%s", strings.TrimRight(fmt.Sprintf("%s  %s  %6s  %s", pad(who, t.width), t.opts.status(e.Status), seconds(e.Duration), clean(e.Reason)), " "))
 	case runner.EventWarning:
 		t.line("warning: %s", clean(e.Reason))
@@ -131,14 +134,17 @@ func table(b *strings.Builder, r *runner.Result, opts Options) {
 	}
 	row(pad("candidate", width), pad("status", statusWidth), "time", "changes", "reason")
 	for _, a := range r.Attempts {
-		changes, reason := "", ""
+		took, changes, reason := "", "", ""
+		if a.Duration > 0 {
+			took = seconds(a.Duration)
+		}
 		if a.Changes != nil {
 			changes = fmt.Sprint(*a.Changes)
 		}
 		if a.Reason != nil {
 			reason = clean(*a.Reason)
 		}
-		row(pad(title(a.Candidate, a.Attempt, of[a.Candidate]), width), opts.status(a.Status), seconds(a.Duration), changes, reason)
+		row(pad(title(a.Candidate, a.Attempt, of[a.Candidate]), width), opts.status(a.Status), took, changes, reason)
 	}
 }
 
