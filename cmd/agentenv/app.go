@@ -123,6 +123,7 @@ or changes nothing. Every state is a snapshot that checkout brings back.
 
 Exit status: 0 done; 1 the answer is no; 2 usage; 3 agentenv itself failed;
 130 interrupted; 143 terminated. exec passes on its command's own.`,
+		Version:       versionString(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          noSuchCommand,

@@ -33,9 +33,9 @@ type execFlags struct {
 
 // addWorldFlags adds the flags that say what a command sees of the host.
 func addWorldFlags(f *pflag.FlagSet) {
-	f.String("isolation", "", "the least that is acceptable: namespaces or process (default: namespaces)")
-	f.String("network", "", "host, the only one so far")
-	f.String("home", "", "a workspace's home: overlay, private or host (default: overlay)")
+	f.String("isolation", "", "the least `LEVEL` that is acceptable: namespaces or process (default: namespaces)")
+	f.String("network", "", "`KIND` of network: host, the only one so far")
+	f.String("home", "", "`KIND` of home in a workspace: overlay, private or host (default: overlay)")
 	f.StringArray("mount", nil, "bring in a host path: `FROM[:TO][:ro|overlay|rw]`")
 	f.StringArray("env", nil, "add to the environment: `K=V`")
 }
@@ -72,7 +72,7 @@ itself failed. If files changed, one automatic snapshot follows.`,
 	}
 	c.Flags().SetInterspersed(false)
 	c.Flags().StringVar(&x.workdir, "workdir", "", "run in `DIR`, relative to the tree or absolute as the command sees it")
-	c.Flags().StringVar(&x.timeout, "timeout", "", "end the command after so long, such as 90s or 1h30m")
+	c.Flags().StringVar(&x.timeout, "timeout", "", "end the command after `TIME`, such as 90s or 1h30m")
 	c.Flags().BoolVar(&x.noCommit, "no-commit", false, "make no snapshot of what the command changed")
 	addWorldFlags(c.Flags())
 	return c
