@@ -1,3 +1,5 @@
+//go:build linux
+
 package envtest
 
 import (
@@ -11,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"gotest.tools/v3/assert"
 
 	"github.com/agentenv/agentenv/env/sandbox"
@@ -230,6 +233,29 @@ func testSeparation(t *testing.T, s Subject) {
 		assert.NilError(t, err)
 		assert.Equal(t, out.String(), "alive\n")
 	})
+	t.Run("many at once", func(t *testing.T) {
+		var group errgroup.Group
+		for i := range 40 {
+			b := newBench(t, s)
+			b.command.Args = []string{"sh", "-c", "echo $1 >f; sleep 0.05; cat f", "sh", itoa(i)}
+			group.Go(func() error {
+				var out bytes.Buffer
+				b.command.Stdout = &out
+				p, err := s.Executor.Start(context.Background(), b.command)
+				if err != nil {
+					return err
+				}
+				if _, err := p.Wait(); err != nil {
+					return err
+				}
+				if out.String() != itoa(i)+"\n" {
+					return fmt.Errorf("%d gave %q", i, out.String())
+				}
+				return nil
+			})
+		}
+		assert.NilError(t, group.Wait())
+	})
 	t.Run("temporary files", func(t *testing.T) {
 		name := fmt.Sprintf("envtest-mark-%d", os.Getpid())
 		script := fmt.Sprintf(`for d in /tmp /var/tmp /dev/shm /run; do [ -e $d/%[1]s ] && exit 9; touch $d/%[1]s; done; touch ready; sleep 0.3`, name)
@@ -252,7 +278,7 @@ func testSeparation(t *testing.T, s Subject) {
 	})
 	t.Run("processes", func(t *testing.T) {
 		b := newBench(t, s)
-		assert.Equal(t, b.sh("[ $$ != 1 ]; ls -d /proc/[0-9]* | wc -l"), "4\n") // init, sh, ls, wc
+		assert.Equal(t, b.sh("[ $$ != 1 ]; set -- /proc/[0-9]*; echo $#"), "2\n") // init and sh
 	})
 	t.Run("host name", func(t *testing.T) {
 		host, err := os.Hostname()
@@ -260,17 +286,13 @@ func testSeparation(t *testing.T, s Subject) {
 		assert.Equal(t, newBench(t, s).sh("uname -n"), host+"\n")
 	})
 	t.Run("mounts of the host", func(t *testing.T) {
-		before := mounts(t)
 		b := newBench(t, s)
-		for range 5 {
-			b.sh("true")
-		}
 		p, _ := startReady(b, context.Background(), ignoresTerm)
-		assert.Equal(t, mounts(t), before)
+		assert.Equal(t, len(Mounts(t, b.dir)), 0)
 		p.Stop(0)
 		_, err := p.Wait()
 		assert.NilError(t, err)
-		assert.Equal(t, mounts(t), before)
+		assert.Equal(t, len(Mounts(t, b.dir)), 0)
 	})
 	t.Run("init is out of reach", func(t *testing.T) {
 		b := newBench(t, s)

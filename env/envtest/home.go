@@ -1,3 +1,5 @@
+//go:build linux
+
 package envtest
 
 import (
@@ -45,8 +47,10 @@ func testHome(t *testing.T, s Subject) {
 		// The next command starts from the caller's home again.
 		assert.Equal(t, b.sh("cat ~/.bashrc; ls ~/new 2>/dev/null || echo none"), "homenone\n")
 	})
-	t.Run("overlay with the store in the home", func(t *testing.T) { testStoreInHome(t, s) })
+	t.Run("overlay with the store in the home", func(t *testing.T) { testStoreInHome(t, s, "home") })
+	t.Run("overlay with the store in the home behind a link", func(t *testing.T) { testStoreInHome(t, s, "link") })
 	t.Run("overlay with mounts below", func(t *testing.T) { testHomeMounts(t, s) })
+	t.Run("overlay where no upper can be", func(t *testing.T) { testNoUpper(t, s) })
 	t.Run("private", func(t *testing.T) {
 		b := newBench(t, s)
 		fillHome(b)
@@ -85,9 +89,12 @@ func testHome(t *testing.T, s Subject) {
 
 // testStoreInHome: by default our store, and the scratch directory with it,
 // lies in the home, where no overlay of the whole home can be.
-func testStoreInHome(t *testing.T, s Subject) {
+func testStoreInHome(t *testing.T, s Subject, name string) {
 	b := newBench(t, s)
 	fillHome(b)
+	assert.NilError(t, os.Symlink("home", b.dir+"/link"))
+	b.home = b.dir + "/" + name
+	b.command.View.HomeDir, b.command.Env[1] = b.home, "HOME="+b.home
 	store := b.home + "/.local/share/agentenv"
 	b.hidden, b.scratch = store, store+"/root/runs/scratch"
 	b.tree = store + "/root/forks/1"
@@ -98,12 +105,13 @@ func testStoreInHome(t *testing.T, s Subject) {
 	write(t, b.home+"/large", strings.Repeat("x", 2<<20))
 	b.command.View.Tree, b.command.View.Scratch, b.command.View.Hide = b.tree, b.scratch, []string{store}
 	b.command.View.At = b.home + "/proj"
-	before := fingerprint(t, b.home, store)
+	real := strings.Replace(store, b.home, b.dir+"/home", 1)
+	before := fingerprint(t, b.dir+"/home", real)
 	assert.Equal(t, b.sh(seesHome), seenHome)
 	assert.Equal(t, b.sh(`cat f ~/.local/share/fonts/f ~/.local/bin/tool; wc -c <~/large; ls -A ~/.local/share
 echo new >~/.local/share/fonts/f; touch ~/.local/share/y ~/.local/bin/y; touch done`), "xfonttool2097152\nfonts\n")
 	assert.Equal(t, names(t, b.tree), "done f")
-	assert.Equal(t, fingerprint(t, b.home, store), before)
+	assert.Equal(t, fingerprint(t, b.dir+"/home", real), before)
 }
 
 // testHomeMounts: what is mounted below the home is read-only and named.
@@ -124,6 +132,38 @@ func testHomeMounts(t *testing.T, s Subject) {
 	assert.Equal(t, read(t, b.home+"/data/beside/f"), "beside")
 	if s.Notices != nil {
 		assert.Assert(t, strings.Contains(strings.Join(s.Notices(), "\n"), m+" is a mount of its own"), s.Notices())
+	}
+}
+
+// testNoUpper: in a container all is an overlay already, and an overlay cannot
+// hold another one's changes.
+func testNoUpper(t *testing.T, s Subject) {
+	needRoot(t)
+	b := newBench(t, s)
+	for _, d := range []string{"lower", "upper", "work", "merged"} {
+		assert.NilError(t, os.Mkdir(b.dir+"/"+d, 0o755))
+	}
+	options := fmt.Sprintf("lowerdir=%[1]s/lower,upperdir=%[1]s/upper,workdir=%[1]s/work", b.dir)
+	var err error
+	for _, o := range []string{options, options + ",userxattr"} {
+		if err = unix.Mount("none", b.dir+"/merged", "overlay", 0, o); err == nil {
+			break
+		}
+	}
+	if err != nil {
+		t.Skip("cannot mount an overlay: ", err)
+	}
+	t.Cleanup(func() { assert.Check(t, unix.Unmount(b.dir+"/merged", unix.MNT_DETACH)) })
+	b.home, b.scratch = b.dir+"/merged/home", b.dir+"/merged/scratch"
+	assert.NilError(t, os.Mkdir(b.home, 0o755))
+	b.command.View.HomeDir, b.command.View.Scratch = b.home, b.scratch
+	b.command.Env[1] = "HOME=" + b.home
+	fillHome(b)
+	before := fingerprint(t, b.home)
+	assert.Equal(t, b.sh(seesHome), seenHome)
+	assert.Equal(t, fingerprint(t, b.home), before)
+	if s.Notices != nil {
+		assert.Assert(t, strings.Contains(strings.Join(s.Notices(), "\n"), "kept in memory"), s.Notices())
 	}
 }
 

@@ -1,3 +1,5 @@
+//go:build linux
+
 package envtest
 
 import (
@@ -63,6 +65,17 @@ func testOutput(t *testing.T, s Subject) {
 		assert.Equal(t, b.sh("sleep 60 & setsid sleep 60 & echo done"), "done\n")
 		assert.Assert(t, time.Since(began) < 10*time.Second)
 	})
+	t.Run("a slow writer", func(t *testing.T) {
+		b := newBench(t, s)
+		var w slowWriter
+		b.command.Args = []string{"sh", "-c", "echo first; head -c 60000 /dev/zero"}
+		b.command.Stdout = &w
+		p, err := s.Executor.Start(context.Background(), b.command)
+		assert.NilError(t, err)
+		_, err = p.Wait()
+		assert.NilError(t, err)
+		assert.Equal(t, w.n.Load(), int64(60006))
+	})
 	t.Run("a writer that fails", func(t *testing.T) {
 		b := newBench(t, s)
 		b.command.Args = []string{"sh", "-c", "head -c 1000000 /dev/zero; exit 4"}
@@ -100,6 +113,14 @@ func testLastLines(t *testing.T, s Subject) {
 type counter struct{ n atomic.Int64 }
 
 func (c *counter) Write(b []byte) (int, error) { c.n.Add(int64(len(b))); return len(b), nil }
+
+// slowWriter is still busy with the first bytes when the command has ended.
+type slowWriter struct{ counter }
+
+func (w *slowWriter) Write(b []byte) (int, error) {
+	time.Sleep(100 * time.Millisecond)
+	return w.counter.Write(b)
+}
 
 func testMuchOutput(t *testing.T, s Subject) {
 	size := int64(200 << 20)

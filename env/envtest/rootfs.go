@@ -1,3 +1,5 @@
+//go:build linux
+
 package envtest
 
 import (
@@ -15,24 +17,33 @@ import (
 // systemTools are what the small system of the rootfs tests is made of.
 var systemTools = []string{"sh", "ls", "cat", "id", "touch", "mkdir", "rm", "sleep", "stat", "wc", "head", "mount", "umount", "readlink", "env", "ln", "chown"}
 
+// makeSystem makes a directory with the tools and the libraries they need.
+func makeSystem(t *testing.T) string {
+	t.Helper()
+	need(t, "ldd")
+	dir := tempDir(t)
+	for _, tool := range systemTools {
+		path, err := exec.LookPath(tool)
+		assert.NilError(t, err)
+		copyFile(t, path, dir+"/bin/"+tool)
+		out, err := exec.Command("ldd", path).Output()
+		assert.NilError(t, err)
+		for _, lib := range regexp.MustCompile(`/\S+`).FindAllString(string(out), -1) {
+			if !exists(dir + lib) {
+				copyFile(t, lib, dir+lib)
+			}
+		}
+	}
+	return dir
+}
+
 // newSystem makes a bench whose tree is a whole system, with the given
 // directories beside its tools.
 func newSystem(t *testing.T, s Subject, dirs ...string) *bench {
 	t.Helper()
-	need(t, "ldd")
 	b := newBench(t, s)
-	for _, tool := range systemTools {
-		path, err := exec.LookPath(tool)
-		assert.NilError(t, err)
-		copyFile(t, path, b.tree+"/bin/"+tool)
-		out, err := exec.Command("ldd", path).Output()
-		assert.NilError(t, err)
-		for _, lib := range regexp.MustCompile(`/\S+`).FindAllString(string(out), -1) {
-			if !exists(b.tree + lib) {
-				copyFile(t, lib, b.tree+lib)
-			}
-		}
-	}
+	out, err := exec.Command("cp", "-rl", s.system+"/.", b.tree).CombinedOutput()
+	assert.NilError(t, err, string(out))
 	for _, d := range dirs {
 		assert.NilError(t, os.MkdirAll(b.tree+"/"+d, 0o755))
 	}
@@ -52,6 +63,7 @@ var allDirs = []string{"proc", "dev", "sys", "run", "tmp", "var/tmp", "etc", "ro
 
 // testRootfs: the tree is the whole system.
 func testRootfs(t *testing.T, s Subject) {
+	s.system = makeSystem(t)
 	t.Run("view", func(t *testing.T) {
 		b := newSystem(t, s, allDirs...)
 		write(t, b.tree+"/etc/resolv.conf", "")

@@ -1,6 +1,5 @@
-// Package envtest is the suite that every [sandbox.Executor] must pass. What
-// it asks is what package sandbox promises; a part of it that makes no sense
-// at a level is not run there.
+//go:build linux
+
 package envtest
 
 import (
@@ -27,17 +26,12 @@ type Subject struct {
 	// Notices gives what the executor told the user so far; nil if it has no
 	// such thing.
 	Notices func() []string
+
+	system string // a small system, from which those of the rootfs tests are made
 }
 
 // Long says whether slow tests run too.
 func Long() bool { return os.Getenv("AGENTENV_TEST_LONG") != "" }
-
-func skipUnlessLong(t *testing.T) {
-	t.Helper()
-	if !Long() {
-		t.Skip("long: set AGENTENV_TEST_LONG=1, or make test-long")
-	}
-}
 
 // Run runs the suite.
 func Run(t *testing.T, s Subject) {
@@ -209,10 +203,17 @@ func Alive(marker string) []string {
 	return found
 }
 
-// mounts counts the mounts of this mount namespace.
-func mounts(t *testing.T) int {
+// Mounts lists the mounts of this mount namespace that have to do with dir.
+// Others come and go on a busy machine.
+func Mounts(t *testing.T, dir string) []string {
 	t.Helper()
-	return strings.Count(read(t, "/proc/self/mountinfo"), "\n")
+	var found []string
+	for line := range strings.Lines(read(t, "/proc/self/mountinfo")) {
+		if strings.Contains(line, dir) {
+			found = append(found, line)
+		}
+	}
+	return found
 }
 
 func need(t *testing.T, tool string) {

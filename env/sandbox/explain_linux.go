@@ -40,9 +40,16 @@ var knobs = []knob{
 	{"/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1", "AppArmor forbids user namespaces; run: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0, or give agentenv an AppArmor profile with the rule userns", false},
 }
 
+const (
+	weaker   = "or use --isolation process, which has no namespaces"
+	inChroot = "this runs in a chroot, where the kernel allows no such thing; run it outside, " + weaker
+)
+
 // fixFor says what the user can do about err.
 func fixFor(err error) string {
 	switch {
+	case errors.Is(err, unix.EINVAL) && chrooted():
+		return inChroot
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
 		return "too many files are open; raise the limit (ulimit -n) or run fewer at once (--parallel)"
 	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ENOMEM):
@@ -75,16 +82,18 @@ func badKnob() string {
 
 // fixForRefusal looks for who said EPERM.
 func fixForRefusal() string {
-	const weaker = "or use --isolation process, which has no namespaces"
 	if k := badKnob(); k != "" {
 		return k + "; " + weaker
 	}
 	status, _ := os.ReadFile("/proc/self/status")
 	switch {
 	case chrooted():
-		return "this runs in a chroot, where the kernel allows no user namespaces; run it outside, " + weaker
+		return inChroot
 	case unmapped():
 		return "this user's id is not mapped in the user namespace it is in; map it, " + weaker
+	case maskedProc():
+		return "parts of /proc are hidden, as containers do; run the container with " +
+			"--security-opt systempaths=unconfined (or --privileged), " + weaker
 	case strings.Contains(string(status), "\nSeccomp:\t2"):
 		return "a seccomp filter, such as a container's, forbids it; run the container with " +
 			"--security-opt seccomp=unconfined --security-opt systempaths=unconfined (or --privileged), " + weaker
@@ -98,6 +107,13 @@ func chrooted() bool {
 	var st unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, "/", 0, 0, &st)
 	return err == nil && st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT != 0 && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0
+}
+
+// maskedProc says whether something is mounted below /proc: then the kernel
+// lets no user namespace mount a new one.
+func maskedProc() bool {
+	info, err := os.ReadFile("/proc/self/mountinfo")
+	return err == nil && strings.Contains(string(info), " /proc/")
 }
 
 func unmapped() bool {

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -46,12 +45,14 @@ func (w *world) findHomeMounts() error {
 
 // homeSource is the caller's home with links resolved, so that it can be
 // compared with other paths.
-func (w *world) homeSource() string {
-	p, err := filepath.EvalSymlinks(w.spec.View.HomeDir)
-	if err != nil {
-		return filepath.Clean(w.spec.View.HomeDir)
+func (w *world) homeSource() string { return resolved(w.spec.View.HomeDir) }
+
+// resolved is p without links, or p itself if it is not there.
+func resolved(p string) string {
+	if r, err := filepath.EvalSymlinks(p); err == nil {
+		return r
 	}
-	return p
+	return filepath.Clean(p)
 }
 
 // home makes the workspace's home directory.
@@ -88,7 +89,7 @@ func (w *world) homeUnusable() bool {
 		return false
 	}
 	for _, tree := range []string{v.Tree, v.At} {
-		if _, in := below(tree, home); in {
+		if _, in := below(resolved(tree), home); in {
 			return true
 		}
 	}
@@ -155,7 +156,7 @@ func fixHome(err error) error {
 
 // split says whether p holds something that keeps it from being one overlay.
 func (w *world) split(p string) bool {
-	if _, in := below(p, w.spec.View.Scratch); in {
+	if _, in := below(p, resolved(w.spec.View.Scratch)); in {
 		return true
 	}
 	return slices.ContainsFunc(w.homeMounts, func(m string) bool { _, in := below(p, m); return in })
@@ -201,7 +202,8 @@ func (w *world) leftOut(p string) bool {
 			return true
 		}
 	}
-	return p == w.spec.View.Scratch || slices.Contains(w.spec.View.Hide, p)
+	return p == resolved(w.spec.View.Scratch) ||
+		slices.ContainsFunc(w.spec.View.Hide, func(h string) bool { return p == resolved(h) })
 }
 
 func (w *world) skeletonEntry(p string, e os.DirEntry, to int) error {
@@ -291,99 +293,4 @@ func (w *world) place(p string, e os.DirEntry, to int) error {
 		return err
 	}
 	return attachAt(mnt, to, e.Name())
-}
-
-// overlay makes a detached overlay over the directory lower whose changes go
-// to the scratch directory. What of it is named in without is not seen.
-func (w *world) overlay(lower string, without []string) (int, error) {
-	low, err := unix.Open(lower, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, &os.PathError{Op: "overlay", Path: lower, Err: err}
-	}
-	defer unix.Close(low)
-	w.made++
-	base := strconv.Itoa(w.made)
-	for _, d := range []string{base, base + "/upper", base + "/work"} {
-		if err := unix.Mkdirat(w.scratch, d, 0o700); err != nil {
-			return -1, &os.PathError{Op: "mkdir", Path: filepath.Join(w.spec.View.Scratch, d), Err: err}
-		}
-	}
-	upper, err := unix.Openat(w.scratch, base+"/upper", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, os.NewSyscallError("open upper directory", err)
-	}
-	defer unix.Close(upper)
-	for _, rel := range without {
-		if err := whiteout(lower, upper, rel); err != nil {
-			return -1, err
-		}
-	}
-	if err := copyMeta(lower, upper); err != nil {
-		return -1, err
-	}
-	dir := fmt.Sprintf("/proc/self/fd/%d", w.scratch)
-	mnt, err := newFS("overlay", attrData, w.overlayOptions(
-		option{"lowerdir", fmt.Sprintf("/proc/self/fd/%d", low)},
-		option{"upperdir", dir + "/" + base + "/upper"},
-		option{"workdir", dir + "/" + base + "/work"})...)
-	if err != nil {
-		return -1, fmt.Errorf("overlay over %s: %w", lower, err)
-	}
-	return mnt, nil
-}
-
-// overlayOptions adds what every overlay here has. The upper is thrown away,
-// so nothing is ever synced for it (volatile).
-func (w *world) overlayOptions(opts ...option) []option {
-	opts = append(opts, option{"index", "off"}, option{"metacopy", "off"},
-		option{"redirect_dir", "nofollow"}, option{"nfs_export", "off"}, option{"volatile", ""})
-	if w.spec.InUserNS {
-		opts = append(opts, option{"userxattr", ""})
-	}
-	return opts
-}
-
-// whiteout makes rel of the directory lower invisible in an overlay with the
-// given upper.
-func whiteout(lower string, upper int, rel string) error {
-	dir, name := filepath.Split(rel)
-	at := upper
-	if dir != "" {
-		if err := unix.Mkdirat(upper, dir, 0o700); err != nil && err != unix.EEXIST {
-			return &os.PathError{Op: "mkdir", Path: dir, Err: err}
-		}
-		fd, err := unix.Openat(upper, dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return &os.PathError{Op: "open", Path: dir, Err: err}
-		}
-		defer unix.Close(fd)
-		if err := copyMeta(filepath.Join(lower, dir), fd); err != nil {
-			return err
-		}
-		at = fd
-	}
-	if err := unix.Mknodat(at, name, unix.S_IFCHR, 0); err != nil {
-		return &os.PathError{Op: "hide", Path: rel, Err: err}
-	}
-	return nil
-}
-
-// copyMeta gives fd the mode, owner and times of p. An owner that this user
-// cannot give is left.
-func copyMeta(p string, fd int) error {
-	var st unix.Stat_t
-	if err := unix.Stat(p, &st); err != nil {
-		return &os.PathError{Op: "stat", Path: p, Err: err}
-	}
-	if err := unix.Fchown(fd, int(st.Uid), int(st.Gid)); err != nil && err != unix.EPERM && err != unix.EINVAL {
-		return &os.PathError{Op: "chown copy of", Path: p, Err: err}
-	}
-	if err := unix.Fchmod(fd, st.Mode&0o7777); err != nil {
-		return &os.PathError{Op: "chmod copy of", Path: p, Err: err}
-	}
-	times := []unix.Timespec{st.Atim, st.Mtim}
-	if err := unix.UtimesNanoAt(fd, "", times, unix.AT_EMPTY_PATH); err != nil {
-		return &os.PathError{Op: "set times of copy of", Path: p, Err: err}
-	}
-	return nil
 }

@@ -62,7 +62,7 @@ func runHelper(k keeper) {
 	h := &helper{keeper: k, in: bufio.NewReader(control), out: control, null: null}
 	m, err := readMessage(h.in)
 	if err != nil {
-		os.Exit(1) // agentenv died before it could say go
+		syscall.Exit(1) // agentenv died before it could say go
 	}
 	go h.obey()
 	h.live(parseSpec(m))
@@ -131,7 +131,7 @@ func (h *helper) obey() {
 		m, err := readMessage(h.in)
 		if err != nil {
 			h.kill()
-			os.Exit(1)
+			syscall.Exit(1)
 		}
 		switch m.next() {
 		case askSignal:
@@ -175,7 +175,7 @@ func (h *helper) report(m message) {
 func (h *helper) quit(last message) {
 	h.keeper.end()
 	h.report(last)
-	os.Exit(0)
+	syscall.Exit(0)
 }
 
 // releaseStdio lets go of the command's streams, so that who is at their
@@ -191,7 +191,7 @@ func (h *helper) releaseStdio() {
 type nsInit struct{}
 
 func (*nsInit) prepare(s *spec, notice func(string)) error {
-	w := &world{spec: s, root: newRoot(), notice: notice}
+	w := &world{spec: s, root: newRoot(), uppers: -1, notice: notice}
 	return w.build()
 }
 

@@ -47,8 +47,14 @@ func TestProcess(t *testing.T)    { suite(t, sandbox.LevelProcess) }
 // userID is a uid and gid that nobody on the machine has.
 const userID = 64321
 
-// as runs tests of this binary anew under attr, with a home for that user.
-func as(t *testing.T, attr *syscall.SysProcAttr, tests string) {
+// identity is who runs tests, with what more in the environment.
+type identity struct {
+	attr *syscall.SysProcAttr
+	env  []string
+}
+
+// as runs tests of this binary anew as somebody else, with a home of his own.
+func as(t *testing.T, who identity, tests string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to become somebody else")
@@ -58,9 +64,9 @@ func as(t *testing.T, attr *syscall.SysProcAttr, tests string) {
 	t.Cleanup(func() { assert.Check(t, sandbox.RemoveScratch(home)) })
 	assert.NilError(t, os.Chown(home, userID, userID))
 	cmd := exec.Command("/proc/self/exe", "-test.run", tests, "-test.v")
-	cmd.Args[0] = os.Args[0]
-	cmd.Dir, cmd.SysProcAttr = home, attr
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + home, "AGENTENV_TEST_LONG=" + os.Getenv("AGENTENV_TEST_LONG")}
+	cmd.Dir, cmd.SysProcAttr = home, who.attr
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + home,
+		"AGENTENV_TEST_LONG=" + os.Getenv("AGENTENV_TEST_LONG")}, who.env...)
 	out, err := cmd.CombinedOutput()
 	for line := range strings.Lines(string(out)) {
 		passed := strings.Contains(line, "--- PASS") || strings.HasPrefix(line, "=== ")
@@ -72,18 +78,25 @@ func as(t *testing.T, attr *syscall.SysProcAttr, tests string) {
 	assert.Assert(t, strings.Contains(string(out), "--- PASS: "), "no test ran:\n%s", out)
 }
 
-func asUser() *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: userID, Gid: userID}}
+func ordinaryUser() identity {
+	return identity{attr: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: userID, Gid: userID}}}
 }
 
-func TestAsUser(t *testing.T) { as(t, asUser(), "^(TestNamespaces|TestProcess)$") }
-
-// TestInUserNamespace is the view of a container: uid 0 with every
-// capability, but not over the machine.
-func TestInUserNamespace(t *testing.T) {
-	one := []syscall.SysProcIDMap{{ContainerID: 0, HostID: userID, Size: 1}}
-	as(t, &syscall.SysProcAttr{
-		Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS, UidMappings: one, GidMappings: one,
+// inNamespace is the view of a container: uid 0 with every capability, but not
+// over the machine, and one other user.
+func inNamespace(env ...string) identity {
+	two := []syscall.SysProcIDMap{{ContainerID: 0, HostID: userID, Size: 2}}
+	return identity{env: env, attr: &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS, UidMappings: two, GidMappings: two,
 		GidMappingsEnableSetgroups: true, Credential: &syscall.Credential{},
-	}, "^TestNamespaces$")
+	}}
+}
+
+func TestAsUser(t *testing.T) {
+	as(t, ordinaryUser(), "^(TestNamespaces|TestProcess|TestKilled|TestDescriptors|TestRemoveScratch|TestAnyBytes)$"+
+		"/^(status|ending|separation|workspace|home|mounts|rootfs|errors|namespaces)$")
+}
+
+func TestInUserNamespace(t *testing.T) {
+	as(t, inNamespace(), "^(TestNamespaces|TestKilled)$/^(status|separation|workspace|home|mounts|rootfs|namespaces)$")
 }

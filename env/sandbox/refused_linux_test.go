@@ -1,0 +1,75 @@
+package sandbox_test
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"gotest.tools/v3/assert"
+
+	"github.com/agentenv/agentenv/env/sandbox"
+)
+
+// TestRefused: where the machine refuses user namespaces the error names the
+// setting and the command that mends it.
+func TestRefused(t *testing.T) {
+	switch os.Getenv("SANDBOX_REFUSED") {
+	case "":
+		as(t, inNamespace("SANDBOX_REFUSED=1"), "^TestRefused$")
+		return
+	case "1":
+		// The limit counts for what is made below this namespace.
+		assert.NilError(t, os.WriteFile("/proc/sys/user/max_user_namespaces", []byte("0"), 0))
+		cmd := exec.Command("/proc/self/exe", "-test.run", "^TestRefused$", "-test.v")
+		cmd.Env = append(os.Environ(), "SANDBOX_REFUSED=2", "TMPDIR=/tmp")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1, Gid: 1, NoSetGroups: true}}
+		out, err := cmd.CombinedOutput()
+		assert.NilError(t, err, string(out))
+		return
+	}
+	err := sandbox.Probe(sandbox.LevelNamespaces)
+	var e *sandbox.Error
+	assert.Assert(t, errors.As(err, &e), "got %v", err)
+	assert.ErrorIs(t, err, syscall.ENOSPC)
+	assert.Assert(t, strings.Contains(e.Fix, "sysctl user.max_user_namespaces="), e.Error())
+	assert.NilError(t, sandbox.Probe(sandbox.LevelProcess))
+}
+
+// TestBounded: uid 0 with the power to mount, in a place that refuses a
+// further user namespace, gets the same sandbox by other means.
+func TestBounded(t *testing.T) {
+	if os.Getenv("SANDBOX_BOUNDED") == "" {
+		as(t, inNamespace("SANDBOX_BOUNDED=1"), "^TestBounded$/^(status|separation|workspace|rootfs)$")
+		return
+	}
+	assert.NilError(t, os.WriteFile("/proc/sys/user/max_user_namespaces", []byte("0"), 0))
+	suite(t, sandbox.LevelNamespaces)
+}
+
+// TestMaskedProc: a container that hides parts of /proc lets nobody mount a
+// new one.
+func TestMaskedProc(t *testing.T) {
+	if os.Getenv("SANDBOX_MASKED") == "" {
+		if os.Geteuid() != 0 {
+			t.Skip("needs root")
+		}
+		mask := `mount --bind /dev/null /proc/version && exec setpriv --reuid 64321 --regid 64321 --clear-groups env SANDBOX_MASKED=1 TMPDIR=/tmp "$0" -test.run '^TestMaskedProc$' -test.v`
+		cmd := exec.Command("unshare", "-m", "sh", "-c", mask, "/proc/self/exe")
+		self, err := os.Open("/proc/self/exe")
+		assert.NilError(t, err)
+		defer self.Close()
+		cmd.ExtraFiles = []*os.File{self}
+		cmd.Args[len(cmd.Args)-1] = "/proc/self/fd/3"
+		cmd.Dir = "/"
+		out, err := cmd.CombinedOutput()
+		assert.NilError(t, err, string(out))
+		return
+	}
+	err := sandbox.Probe(sandbox.LevelNamespaces)
+	assert.ErrorIs(t, err, syscall.EPERM)
+	assert.ErrorContains(t, err, "/proc")
+	assert.ErrorContains(t, err, "systempaths=unconfined")
+}

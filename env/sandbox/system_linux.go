@@ -1,0 +1,285 @@
+package sandbox
+
+import (
+	"errors"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Of /proc, what a process with the host's uid 0 could use on the whole
+// machine although it has no capability: the kernel checks only the owner.
+var (
+	procReadOnly = []string{"bus", "fs", "irq", "sys", "sysrq-trigger"}
+	procMasked   = []string{"kcore", "keys", "timer_list", "latency_stats", "sched_debug", "scsi"}
+)
+
+func (w *world) proc() error {
+	if w.absent("/proc") {
+		return nil
+	}
+	mnt, err := newFS("proc", attrProc)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(mnt)
+	if err := w.root.mount(mnt, "/proc", false); err != nil {
+		return err
+	}
+	return w.protectProc(mnt)
+}
+
+// protectProc covers what the machine's own uid 0 must not reach.
+func (w *world) protectProc(proc int) error {
+	if !w.spec.RealRoot {
+		return nil
+	}
+	for _, name := range procReadOnly {
+		if err := w.cover(proc, name, attrSealed, proc, name); err != nil {
+			return err
+		}
+	}
+	for _, name := range procMasked {
+		if err := w.cover(proc, name, attrSealed, unix.AT_FDCWD, "/dev/null"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cover binds src of srcdir over name of dir. A name that this kernel does not
+// have needs no cover; a directory gets an empty one.
+func (w *world) cover(dir int, name string, attrs uint64, srcdir int, src string) error {
+	var st unix.Stat_t
+	if unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+		return nil
+	}
+	var mnt int
+	var err error
+	if src != name && st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		mnt, err = newFS("tmpfs", attrSealed, option{"mode", "555"})
+	} else {
+		mnt, err = cloneTree(srcdir, src, attrs)
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(mnt)
+	return attachAt(mnt, dir, name)
+}
+
+// devices are the nodes of a sandbox's /dev; none of them reaches hardware.
+var devices = []string{"null", "zero", "full", "random", "urandom", "tty"}
+
+var devLinks = [][2]string{
+	{"fd", "/proc/self/fd"},
+	{"stdin", "/proc/self/fd/0"},
+	{"stdout", "/proc/self/fd/1"},
+	{"stderr", "/proc/self/fd/2"},
+	{"ptmx", "pts/ptmx"},
+}
+
+func (w *world) dev() error {
+	if w.absent("/dev") {
+		return nil
+	}
+	mnt, err := newFS("tmpfs", attrData, option{"mode", "755"}, option{"size", "1m"})
+	if err != nil {
+		return err
+	}
+	defer unix.Close(mnt)
+	if err := w.root.mount(mnt, "/dev", true); err != nil {
+		return err
+	}
+	for _, name := range devices {
+		if err := w.device(mnt, name); err != nil {
+			return err
+		}
+	}
+	for _, l := range devLinks {
+		if err := unix.Symlinkat(l[1], mnt, l[0]); err != nil {
+			return &os.PathError{Op: "symlink", Path: "/dev/" + l[0], Err: err}
+		}
+	}
+	for _, name := range []string{"pts", "shm"} {
+		if err := makeEntry(mnt, name, true); err != nil {
+			return err
+		}
+	}
+	// No gid=: group tty is not mapped in a user's namespace.
+	err = w.root.mountFS("/dev/pts", "devpts", unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC,
+		option{"newinstance", ""}, option{"mode", "620"}, option{"ptmxmode", "666"})
+	if err != nil {
+		return err
+	}
+	return w.root.mountFS("/dev/shm", "tmpfs", attrData, option{"mode", "1777"})
+}
+
+// device binds the host's node: making one needs the host's own root.
+func (w *world) device(dev int, name string) error {
+	mnt, err := cloneTree(unix.AT_FDCWD, "/dev/"+name, unix.MOUNT_ATTR_NOSUID)
+	if errors.Is(err, unix.ENOENT) {
+		return nil // some containers have no tty
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(mnt)
+	if err := makeEntry(dev, name, false); err != nil {
+		return err
+	}
+	return attachAt(mnt, dev, name)
+}
+
+func (w *world) sys() error {
+	if w.absent("/sys") {
+		return nil
+	}
+	mnt, err := cloneTree(unix.AT_FDCWD, "/sys", attrSealed|unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(mnt)
+	return w.root.mount(mnt, "/sys", false)
+}
+
+// temps gives private directories for temporary files: the usual ones, and
+// the one that TMPDIR names, which the command would else find read-only.
+func (w *world) temps() error {
+	for _, p := range []string{"/tmp", "/var/tmp"} {
+		if err := w.temp(p); err != nil {
+			return err
+		}
+	}
+	p, _ := getenv(w.spec.Env, "TMPDIR")
+	if !absolute(p) || p == "/" {
+		return nil
+	}
+	p = path.Clean(p)
+	if info, err := os.Stat(p); err != nil || !info.IsDir() {
+		return nil
+	}
+	v := w.spec.View
+	for _, other := range []string{"/tmp", "/var/tmp", v.At, v.HomeDir} {
+		_, inside := below(other, p)
+		_, around := below(p, other)
+		if other != "" && other != "/" && (inside || around) {
+			return w.tempIn(other, p)
+		}
+	}
+	return w.temp(p)
+}
+
+// tempIn makes p in a private directory for temporary files. In the tree or
+// the home, or around them, it stays what it is.
+func (w *world) tempIn(dir, p string) error {
+	if dir != "/tmp" && dir != "/var/tmp" {
+		return nil
+	}
+	fd, err := w.root.ensure(p, true)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
+// temp gives a private p that lies on the disk of the scratch directory:
+// what builds leave in /tmp would else be memory.
+func (w *world) temp(p string) error {
+	mnt, err := w.scratchDir(0o1777)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(mnt)
+	return w.root.mount(mnt, p, true)
+}
+
+func (w *world) run() error {
+	if w.absent("/run") {
+		return nil
+	}
+	mnt, err := newFS("tmpfs", attrData, option{"mode", "755"})
+	if err != nil {
+		return err
+	}
+	defer unix.Close(mnt)
+	if err := w.root.mount(mnt, "/run", true); err != nil {
+		return err
+	}
+	uid := w.spec.UID
+	if w.spec.View.At == "" {
+		uid = 0
+	}
+	for _, d := range []struct {
+		name string
+		mode uint32
+	}{{"lock", 0o1777}, {"user", 0o755}, {"user/" + strconv.Itoa(uid), 0o700}} {
+		if err := unix.Mkdirat(mnt, d.name, d.mode); err != nil {
+			return &os.PathError{Op: "mkdir", Path: "/run/" + d.name, Err: err}
+		}
+	}
+	return nil
+}
+
+const resolvConf = "/etc/resolv.conf"
+
+// resolver gives the command the host's resolv.conf: in our own /run where
+// the link leads there, else over the tree's file. A workspace sees the host's
+// /etc anyway.
+func (w *world) resolver() error {
+	content, err := os.ReadFile(resolvConf)
+	if err != nil {
+		return nil // the host has none either
+	}
+	if fd, err := w.root.open(resolvConf); err == nil {
+		defer unix.Close(fd)
+		if w.spec.View.At != "" {
+			return nil
+		}
+		mnt, err := cloneTree(unix.AT_FDCWD, resolvConf, attrSealed)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(mnt)
+		return w.root.mount(mnt, resolvConf, false)
+	}
+	if at, ok := w.linkTarget(resolvConf); ok && strings.HasPrefix(at, "/run/") {
+		return w.root.write(at, content)
+	}
+	if w.spec.View.At == "" {
+		w.notice("the tree has no file " + resolvConf + ", so names may not be resolved; make an empty one in the tree to have the host's")
+	}
+	return nil
+}
+
+// linkTarget reads the link p of the new root; /var/run is another name of
+// /run everywhere.
+func (w *world) linkTarget(p string) (string, bool) {
+	buf := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(w.root.fd, strings.TrimPrefix(p, "/"), buf)
+	if err != nil {
+		return "", false
+	}
+	to := string(buf[:n])
+	if !path.IsAbs(to) {
+		to = path.Join(path.Dir(p), to)
+	}
+	to = path.Clean(to)
+	if rest, ok := strings.CutPrefix(to, "/var/run/"); ok {
+		to = "/run/" + rest
+	}
+	return to, true
+}
+
+// write makes the file p, which lies on a mount of ours.
+func (r *root) write(p string, content []byte) error {
+	at, err := r.ensure(p, false)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(at)
+	return os.WriteFile("/proc/self/fd/"+strconv.Itoa(at), content, 0o644)
+}
