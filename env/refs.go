@@ -4,9 +4,9 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 // idBytes is the length of an id in bytes: 64 random bits keep a history of
@@ -23,10 +23,19 @@ func newID() ID {
 	return ID(hex.EncodeToString(b))
 }
 
-var (
-	hexPrefix = regexp.MustCompile(`^[0-9a-f]{` + strconv.Itoa(minPrefix) + `,}$`)
-	tagName   = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
-)
+// looksLikeID says whether s could be an id or a prefix of one.
+func looksLikeID(s string) bool {
+	return len(s) >= minPrefix && strings.Trim(s, "0123456789abcdef") == ""
+}
+
+// tagMax is the longest name of a tag, in bytes.
+const tagMax = 128
+
+func isTagName(s string) bool {
+	return len(s) <= tagMax && s[0] != '.' && !strings.ContainsFunc(s, func(r rune) bool {
+		return r > unicode.MaxASCII || !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("_.-", r)
+	})
+}
 
 // CheckTag says whether name may be a tag: it cannot look like an id or a
 // prefix of one, HEAD, a path or a flag.
@@ -35,13 +44,13 @@ func CheckTag(name string) error {
 	switch {
 	case name == "":
 		why = "it is empty"
-	case hexPrefix.MatchString(strings.ToLower(name)):
+	case looksLikeID(strings.ToLower(name)):
 		why = "it looks like a snapshot's id"
 	case strings.EqualFold(name, "HEAD"):
 		why = "HEAD is taken"
 	case strings.HasPrefix(name, "-"):
 		why = "it looks like a flag"
-	case !tagName.MatchString(name):
+	case !isTagName(name):
 		why = "use letters, digits, '_', '.' and '-', at most 128, not beginning with '.' or '-'"
 	}
 	if why == "" {
@@ -60,7 +69,7 @@ func (m *meta) resolve(ref string) (*node, error) {
 			return n, nil
 		}
 	}
-	if !hexPrefix.MatchString(ref) {
+	if !looksLikeID(ref) {
 		return nil, &Error{Kind: ErrNotFound, Msg: fmt.Sprintf("no snapshot or tag %q", ref), Hint: "a REF is an id, a prefix of at least 4 characters, a tag, HEAD or HEAD~N; see `agentenv log`"}
 	}
 	var found []*node

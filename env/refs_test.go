@@ -60,7 +60,7 @@ func TestNoTagLooksLikeAnotherREF(t *testing.T) {
 			return
 		}
 		_, isHead := headOffset(name)
-		assert.Assert(t, !isHead && !hexPrefix.MatchString(name), name)
+		assert.Assert(t, !isHead && !looksLikeID(name), name)
 	})
 }
 
