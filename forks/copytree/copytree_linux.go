@@ -62,21 +62,18 @@ func fsName(magic int64) string {
 }
 
 type driver struct {
-	store    *layer.Store
-	features func() forks.Features
+	store *layer.Store
+
+	mu     sync.Mutex
+	probed bool // whether clone is known
+	clone  bool
 }
 
 func open(_ context.Context, dir string) (forks.Driver, error) {
 	if !filepath.IsAbs(dir) {
 		return nil, &forks.Error{Op: "open", ID: dir, Driver: Name, Err: errors.New("the path is not absolute")}
 	}
-	d := &driver{store: layer.NewStore(filepath.Clean(dir))}
-	d.features = sync.OnceValue(func() forks.Features {
-		clone, _ := fsat.CanClone(dir) // false also where nothing can be made
-		root := os.Geteuid() == 0
-		return forks.Features{SharedExtents: clone, Owners: root, Devices: root}
-	})
-	return d, nil
+	return &driver{store: layer.NewStore(filepath.Clean(dir))}, nil
 }
 
 // wrap says which operation on what failed.
@@ -92,7 +89,16 @@ func wrap[T ~string](op string, what T, err *error) {
 
 func (d *driver) Name() string { return Name }
 
-func (d *driver) Features() forks.Features { return d.features() }
+func (d *driver) Features() forks.Features {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.probed {
+		clone, err := fsat.CanClone(d.store.Dir)
+		d.clone, d.probed = clone, err == nil // there may be no directory yet
+	}
+	root := os.Geteuid() == 0
+	return forks.Features{SharedExtents: d.clone, Owners: root, Devices: root}
+}
 
 func (d *driver) Close() error { return d.store.Close() }
 
@@ -138,11 +144,13 @@ func (d *driver) Sweep(ctx context.Context) (n int64, err error) {
 
 func (d *driver) Tree(key forks.Key) (t forks.Tree, err error) {
 	defer wrap("tree", key, &err)
-	base, _, err := d.store.ForkBase(key)
+	base, settled, err := d.store.ForkBase(key)
 	if err != nil {
 		return forks.Tree{}, err
 	}
-	return d.tree(key, base), nil
+	t = d.tree(key, base)
+	t.Interrupted = !settled
+	return t, nil
 }
 
 func (d *driver) tree(key forks.Key, base forks.ID) forks.Tree {
@@ -267,7 +275,7 @@ func (d *driver) Status(ctx context.Context, key forks.Key) (c forks.Changes, er
 	}
 	defer f.close()
 	if f.scan.Delta != nil {
-		c.List, err = d.store.Changes(f.index, f.scan.Delta)
+		c.List, err = layer.Changes(f.index, f.scan.Delta)
 	}
 	c.Warnings = f.scan.Warnings.Lines()
 	return c, err
@@ -306,7 +314,7 @@ func (d *driver) commitStage(ctx context.Context, st *layer.Stage, f *fork, id f
 		if err != nil {
 			return c, err
 		}
-		if c.List, err = d.store.Changes(f.index, delta); err != nil {
+		if c.List, err = layer.Changes(f.index, delta); err != nil {
 			return c, err
 		}
 	}

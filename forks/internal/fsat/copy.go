@@ -17,8 +17,8 @@ import (
 // at most 2 GiB less a page a call, and a cancelled copy should end soon.
 const copyRange = 1 << 30
 
-// smallFile is up to where reading and writing through a buffer was measured
-// to be faster than copy_file_range.
+// smallFile is up to where a file is read and written through a buffer: one
+// call of each for most files, and no search for holes.
 const smallFile = 256 << 10
 
 // execChunk bounds how long an executable is held open for writing: meanwhile

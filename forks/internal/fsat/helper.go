@@ -31,12 +31,8 @@ const helperIdle = 10 * time.Second
 
 func init() { reexec.Register(helperName, helperMain) }
 
-// request is followed by the path; the directory comes as a descriptor.
-type request struct {
-	Flags uint32
-	Cross uint32
-}
-
+// requestSize is what precedes the path in a request: the flags of open, and
+// whether to enter mount points. The directory comes as a descriptor.
 const requestSize = 8
 
 var helper struct {

@@ -109,7 +109,7 @@ func (a *applier) parent(path string) (*fsat.Dir, string, error) {
 func (a *applier) check(c forks.Change) error {
 	there, old, now, err := a.compare(c)
 	if errors.Is(err, errBlocked) {
-		a.sort(c, c.New == nil, false)
+		a.sort(c, c.New == nil, a.makesWay(c.Path))
 		return nil
 	}
 	if err != nil {
@@ -123,6 +123,13 @@ func (a *applier) check(c forks.Change) error {
 		a.sort(c, false, false)
 	}
 	return nil
+}
+
+// makesWay says whether something above path will become a directory.
+func (a *applier) makesWay(path string) bool {
+	return slices.ContainsFunc(a.todo, func(c forks.Change) bool {
+		return c.Kind == forks.Type && strings.HasPrefix(path, c.Path+"/")
+	})
 }
 
 func (a *applier) sort(c forks.Change, done, free bool) {

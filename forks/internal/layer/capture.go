@@ -71,7 +71,7 @@ func (s *Store) captureStage(ctx context.Context, st *Stage, root int, scan *Sca
 			return forks.Changes{}, err
 		}
 	}
-	list, err := s.Changes(o.Base, delta)
+	list, err := Changes(o.Base, delta)
 	if err != nil {
 		return forks.Changes{}, err
 	}

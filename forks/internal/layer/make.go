@@ -205,11 +205,12 @@ func layerMeta(m fsat.Meta) fsat.Meta {
 // emptyState is what a first snapshot is compared with.
 func emptyState() *State { return &State{Nodes: []Node{{Mode: unix.S_IFDIR, End: 1}}, heap: []byte{0}} }
 
-// Changes lists how delta differs from base; base may be nil, then everything
-// is added.
-func (s *Store) Changes(base, delta *State) ([]forks.Change, error) {
+// Changes lists how delta, which a scan found, differs from base; base may be
+// nil, then everything is added. A file of the difference has other bytes
+// unless the scan says that they were kept.
+func Changes(base, delta *State) ([]forks.Change, error) {
 	if base != nil {
-		return Compare(base, delta, true, s.SameStored)
+		return Compare(base, delta, true, func(*State, uint32, *State, uint32, string) (bool, error) { return false, nil })
 	}
 	c := &comparer{a: emptyState(), b: delta}
 	c.all(delta, 0, ".", forks.Added)

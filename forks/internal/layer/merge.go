@@ -136,6 +136,7 @@ func (m *merger) shifted(d uint32) Node {
 	if n.Layer != NoLayer {
 		n.Layer += uint32(len(m.base.Layers))
 	}
+	n.Flags &^= Kept
 	return n
 }
 

@@ -201,7 +201,8 @@ func (s *scanner) dir(worker int, t *scanDir, push func(*scanDir)) error {
 	}
 	w := &s.workers[worker]
 	if err := w.list.Read(t.self.FD); err != nil {
-		return s.fail("read", t, "", err)
+		t.gone = fsat.IsGone(err) // removed after it was opened
+		return ignoreIf(t.gone, s.fail("read", t, "", err))
 	}
 	if s.Progress != nil {
 		s.Progress(s.files.Add(int64(w.list.Len())), s.bytes.Load())

@@ -31,6 +31,10 @@ type Store struct {
 	// Copier copies the store's files.
 	Copier fsat.Copier
 
+	// collecting is held by whoever removes layers: between a look at what is
+	// needed and the removal, nobody else may remove.
+	collecting sync.Mutex
+
 	mu     sync.Mutex
 	nodes  *fsat.Dir
 	states []cached // the last used last
@@ -452,6 +456,8 @@ func (s *Store) RemoveSnapshot(ctx context.Context, id forks.ID) error {
 	if id.Check() != nil {
 		return nil
 	}
+	s.collecting.Lock()
+	defer s.collecting.Unlock()
 	f, err := os.OpenFile(filepath.Join(s.NodePath(id), "removed"), os.O_WRONLY|os.O_CREATE, 0o600)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -463,11 +469,17 @@ func (s *Store) RemoveSnapshot(ctx context.Context, id forks.ID) error {
 	if err := syncDir(s.NodePath(id)); err != nil {
 		return err
 	}
-	return s.Collect(ctx)
+	return s.collect(ctx)
 }
 
 // Collect frees the removed layers that no layer and no fork is built upon.
 func (s *Store) Collect(ctx context.Context) error {
+	s.collecting.Lock()
+	defer s.collecting.Unlock()
+	return s.collect(ctx)
+}
+
+func (s *Store) collect(ctx context.Context) error {
 	for {
 		free, err := s.unneeded()
 		if err != nil || len(free) == 0 {

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fewFiles is up to where a layer's files are flushed one by one; above, one
-// syncfs was measured to be faster.
+// fewFiles is up to where a layer's files are flushed one by one, which leaves
+// other programs' data alone; above, one syncfs saves a journal commit a file.
 const fewFiles = 16
 
 // copyAttempts is how often a file that changes while it is read is read again.
@@ -267,6 +267,9 @@ func (w *writer) update(fd int, c uint32, st *unix.Stat_t, now time.Time) error 
 	fresh := newNode(st)
 	if racy(st.Ctim, now) {
 		fresh.Flags |= Racy
+	}
+	if n.identicalTimes(st) {
+		fresh.Flags |= n.Flags & Kept
 	}
 	fresh.Layer, fresh.Link, fresh.Parent, fresh.End = 0, n.Link, n.Parent, n.End
 	fresh.name, fresh.nameLen, fresh.extra = n.name, n.nameLen, n.extra
