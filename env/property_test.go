@@ -52,7 +52,7 @@ func newMachine(tmp string, t *rapid.T) *machine {
 	assert.NilError(t, err)
 	src := filepath.Join(dir, "src")
 	assert.NilError(t, os.Mkdir(src, 0o755))
-	assert.NilError(t, os.WriteFile(filepath.Join(src, "first"), []byte("1"), 0o644))
+	assert.NilError(t, os.WriteFile(filepath.Join(src, "keep"), []byte("1"), 0o644))
 	for range rapid.IntRange(0, 8).Draw(t, "edits before") {
 		editTree(t, src)
 	}
