@@ -3,6 +3,7 @@ package env
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/agentenv/agentenv/forks"
@@ -14,8 +15,8 @@ type ApplyOptions struct {
 	To string
 	// Check only looks for conflicts.
 	Check bool
-	// Git brings new objects and refs of a .git as well, never its hooks,
-	// config or info.
+	// Git brings objects, refs, index and logs of a .git as well, never its
+	// hooks, config or info.
 	Git bool
 }
 
@@ -29,7 +30,7 @@ func (e *Env) Apply(ctx context.Context, ref string, opts ApplyOptions) (forks.A
 	base := e.meta.takenFrom(n.ID)
 	if base == nil {
 		if opts.To == "" {
-			return forks.ApplyResult{}, &Error{Kind: ErrUsage, Msg: fmt.Sprintf("%s was not taken from a directory", n.ID), Hint: "say where to apply it with --to DIR"}
+			return forks.ApplyResult{}, notTaken(n.ID)
 		}
 		base = e.meta.first(n.ID)
 	}
@@ -43,19 +44,34 @@ func (e *Env) Apply(ctx context.Context, ref string, opts ApplyOptions) (forks.A
 	return e.driver.Apply(ctx, base.store(), n.store(), to, forks.ApplyOptions{Check: opts.Check, Skip: skipGit(opts.Git)})
 }
 
-// skipGit says which paths stay as they are: all of every .git, or of it only
-// what makes git run commands or changes what it does.
+// CheckApply says whether what builds upon the snapshot id can be applied to
+// the directory that it was captured from.
+func (e *Env) CheckApply(id ID) error {
+	if e.meta.takenFrom(id) == nil {
+		return notTaken(id)
+	}
+	return nil
+}
+
+func notTaken(id ID) error {
+	return &Error{Kind: ErrUsage, Msg: fmt.Sprintf("no snapshot that %s builds upon was taken from a directory", id), Hint: "say where to apply it with `agentenv apply --to DIR`"}
+}
+
+// broughtGit is what --git brings of a .git: all that makes git run commands,
+// or look elsewhere for its settings, is not in it.
+var broughtGit = []string{"objects", "refs", "packed-refs", "HEAD", "index", "logs"}
+
+// skipGit says which paths stay as they are: all of every .git, or all but
+// what broughtGit has.
 func skipGit(bring bool) func(string) bool {
 	return func(path string) bool {
 		_, rest, inGit := cutGit(path)
 		if !inGit {
 			return false
 		}
-		if !bring {
-			return true
-		}
-		top, _, _ := strings.Cut(rest, "/")
-		return top == "hooks" || top == "info" || strings.HasPrefix(top, "config") || top == "modules" && gitModuleConfig(rest)
+		top, below, _ := strings.Cut(rest, "/")
+		info := top == "objects" && (below == "info" || strings.HasPrefix(below, "info/"))
+		return !bring || info || !slices.Contains(broughtGit, top)
 	}
 }
 
@@ -72,15 +88,4 @@ func cutGit(path string) (before, after string, found bool) {
 		before, found = strings.CutSuffix(path, "/.git")
 	}
 	return before, after, found
-}
-
-// gitModuleConfig says whether a path below .git/modules is a submodule's
-// hooks, config or info.
-func gitModuleConfig(path string) bool {
-	for _, part := range strings.Split(path, "/") {
-		if part == "hooks" || part == "info" || strings.HasPrefix(part, "config") {
-			return true
-		}
-	}
-	return false
 }

@@ -19,11 +19,15 @@ func shown(c forks.Changes) forks.Changes {
 		}
 	}
 	c.List = slices.DeleteFunc(slices.Clone(c.List), func(ch forks.Change) bool {
-		return parents[ch.Path] && ch.Kind == forks.Modified && ch.Old != nil && ch.New != nil && sameButTime(*ch.Old, *ch.New)
+		return parents[ch.Path] && onlyDirTime(ch)
 	})
 	return c
 }
 
-func sameButTime(a, b forks.Entry) bool {
-	return a.Mode == b.Mode && a.UID == b.UID && a.GID == b.GID && maps.Equal(a.Xattrs, b.Xattrs)
+// onlyDirTime says whether nothing but a directory's time changed.
+func onlyDirTime(ch forks.Change) bool {
+	if ch.Kind != forks.Modified || ch.Old.Mode&modeType != modeDir {
+		return false
+	}
+	return ch.Old.Mode == ch.New.Mode && ch.Old.UID == ch.New.UID && ch.Old.GID == ch.New.GID && maps.Equal(ch.Old.Xattrs, ch.New.Xattrs)
 }

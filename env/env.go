@@ -227,10 +227,14 @@ func (e *Env) Changes(ctx context.Context, id ID) (forks.Changes, error) {
 	if n == nil {
 		return forks.Changes{}, &Error{Kind: ErrNotFound, Msg: fmt.Sprintf("no snapshot %q", id)}
 	}
+	return e.changesOf(ctx, n)
+}
+
+func (e *Env) changesOf(ctx context.Context, n *node) (forks.Changes, error) {
 	if n.Parent == "" {
-		return e.contents(ctx, id)
+		return e.contents(ctx, n.ID)
 	}
-	return e.Diff(ctx, n.Parent, id)
+	return e.Diff(ctx, n.Parent, n.ID)
 }
 
 // contents lists all that a snapshot holds, as added.

@@ -58,7 +58,7 @@ type Frozen struct {
 // Freeze keeps the fork's present state. Nothing may be running in it.
 func (f *Fork) Freeze(ctx context.Context, base ID) (Frozen, error) {
 	id := newID()
-	changes, err := f.env.driver.Commit(ctx, f.tree.Key, id)
+	changes, err := f.env.driver.Commit(ctx, f.tree.Key, id, nil)
 	if err != nil {
 		return Frozen{}, err
 	}

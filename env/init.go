@@ -313,6 +313,7 @@ func checkOutside(root, dir string) error {
 const (
 	modeType    = 0o170000
 	modeRegular = 0o100000
+	modeDir     = 0o040000
 	modeSymlink = 0o120000
 )
 

@@ -1,11 +1,11 @@
 package env
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -35,24 +35,23 @@ type journal struct {
 	last int
 }
 
-// readPending returns the last intent of root's journal that has no
+// journalTail is how much of a journal's end is read, in bytes: what is
+// pending is the last intent, and a line is far shorter.
+const journalTail = 64 << 10
+
+// readPending returns the last intent of root's journal if it has no
 // completion, or nil, and the number of the last line. A line cut short by a
 // crash was never acted upon.
 func readPending(root string) (*intent, int, error) {
-	data, err := os.ReadFile(filepath.Join(root, journalName))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, 0, nil
-	}
+	data, err := readTail(filepath.Join(root, journalName))
 	if err != nil {
 		return nil, 0, err
 	}
 	var pending *intent
 	last := 0
-	s := bufio.NewScanner(bytes.NewReader(data))
-	s.Buffer(nil, journalMax)
-	for s.Scan() {
+	for line := range bytes.Lines(data) {
 		var i intent
-		if json.Unmarshal(s.Bytes(), &i) != nil {
+		if json.Unmarshal(line, &i) != nil {
 			continue
 		}
 		last = max(last, i.N)
@@ -62,7 +61,24 @@ func readPending(root string) (*intent, int, error) {
 			pending = &i
 		}
 	}
-	return pending, last, s.Err()
+	return pending, last, nil
+}
+
+// readTail reads the end of a file; one that is not there is empty.
+func readTail(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(io.NewSectionReader(f, max(0, size-journalTail), journalTail))
 }
 
 // openJournal opens root's journal for appending.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"github.com/agentenv/agentenv/env/sandbox"
 )
@@ -26,6 +27,9 @@ func makeRoot(root string) (made string, err error) {
 			}
 		}
 		return "", os.Chmod(root, 0o700)
+	}
+	if errors.Is(err, syscall.ENOTDIR) {
+		return "", &Error{Kind: ErrUsage, Msg: root + " is not a directory", Hint: "choose another root with --root"}
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Errorf("make the root: %w", err)

@@ -30,23 +30,25 @@ func dataHome(getenv func(string) string) string {
 // FindRoot returns the root of the environment that a command is about: the
 // one named by flag, by AGENTENV_ROOT, the one taken from dir or its nearest
 // ancestor, /agentfs, or the default of this user (CONTRACT §1). It may hold
-// no environment.
-func FindRoot(flag string, getenv func(string) string, dir string) (string, error) {
+// no environment. meant says that the user named it or stands in what it was
+// taken from.
+func FindRoot(flag string, getenv func(string) string, dir string) (root string, meant bool, err error) {
 	if root, ok, err := NamedRoot(flag, getenv); ok || err != nil {
-		return root, err
+		return root, true, err
 	}
 	for d := dir; filepath.IsAbs(d); d = filepath.Dir(d) {
 		if root := RootOf(d, getenv); root != "" && takenFrom(root, d) {
-			return root, nil
+			return root, true, nil
 		}
 		if d == filepath.Dir(d) {
 			break
 		}
 	}
 	if Exists(systemRoot) || mayMake(systemRoot) {
-		return systemRoot, nil
+		return systemRoot, false, nil
 	}
-	return DefaultRoot(getenv)
+	root, err = DefaultRoot(getenv)
+	return root, false, err
 }
 
 // NamedRoot returns the root that the user named by flag or AGENTENV_ROOT.

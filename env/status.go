@@ -11,7 +11,8 @@ type Status struct {
 	Root    string `json:"root"`
 	Kind    Kind   `json:"kind"`
 	Backend string `json:"backend"`
-	// Isolation is the level that commands get here.
+	// Isolation is the level that the machine's settings allow; only running a
+	// command tells for certain.
 	Isolation string `json:"isolation"`
 	Head      ID     `json:"head"`
 	Dirty     bool   `json:"dirty"`

@@ -32,6 +32,9 @@ func (e *Env) SetTag(name, ref string) error {
 	if err != nil {
 		return err
 	}
+	if old, ok := e.meta.Tags[name]; ok && old != n.ID {
+		e.opts.notify("the tag %s was at %s", name, old)
+	}
 	m := e.meta.clone()
 	m.Tags[name] = n.ID
 	return e.save(m)
@@ -61,6 +64,9 @@ func (e *Env) Delete(ctx context.Context, ref string) (Snapshot, error) {
 	store := n.store()
 	m := e.meta.clone()
 	m.remove(s.ID)
+	if err := e.recount(ctx, m, s.ID); err != nil {
+		return s, err
+	}
 	if err := e.save(m); err != nil {
 		return s, err
 	}
@@ -68,6 +74,23 @@ func (e *Env) Delete(ctx context.Context, ref string) (Snapshot, error) {
 		return s, nil
 	}
 	return s, e.driver.RemoveSnapshot(ctx, store)
+}
+
+// recount counts anew what the children of the removed snapshot change against
+// the parent that they got.
+func (e *Env) recount(ctx context.Context, m *meta, removed ID) error {
+	for i := range m.Nodes {
+		n := &m.Nodes[i]
+		if e.meta.find(n.ID).Parent != removed {
+			continue
+		}
+		c, err := e.changesOf(ctx, n)
+		if err != nil {
+			return err
+		}
+		n.Stats = statsOf(c)
+	}
+	return nil
 }
 
 func (e *Env) heldBy(s Snapshot) string {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/agentenv/agentenv/forks"
@@ -39,6 +40,30 @@ func (e *Env) TakeDir(ctx context.Context, dir string) (Snapshot, error) {
 		return e.meta.snapshot(last), e.driver.RemoveSnapshot(ctx, n.ID)
 	}
 	return e.listTaken(n)
+}
+
+// SourceChanged says whether the directory that a workspace was taken from is
+// neither what was last captured of it nor what HEAD is, as it is after an
+// apply. One that is gone has not changed.
+func (e *Env) SourceChanged(ctx context.Context) (bool, error) {
+	last := e.meta.lastFrom(e.meta.Source)
+	if e.meta.Source == "" || last == nil || e.meta.Kind != Workspace {
+		return false, nil
+	}
+	if _, err := realDir(e.meta.Source); err != nil {
+		return false, nil
+	}
+	src := forks.Source{Dir: e.meta.Source, Exclude: e.meta.Exclude, Skip: []string{e.root}}
+	for _, id := range []ID{last.store(), e.meta.store(e.meta.Head)} {
+		c, err := e.driver.Compare(ctx, id, src)
+		if err != nil {
+			return false, err
+		}
+		if !slices.ContainsFunc(c.List, func(ch forks.Change) bool { return !onlyDirTime(ch) }) {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // excludeFor returns the patterns that dir was first taken with.

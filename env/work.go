@@ -72,17 +72,17 @@ func (e *Env) SaveWork(ctx context.Context, message string) (*Snapshot, error) {
 // moves HEAD there if parent was HEAD. It returns nil if nothing changed.
 func (e *Env) commitOnto(ctx context.Context, parent ID, message string, kind SnapshotKind) (*Snapshot, error) {
 	n := node{ID: newID(), Parent: parent, Message: message, Created: time.Now(), Kind: kind}
-	seq, err := e.journal.begin(intent{Op: "commit", From: parent, To: n.ID, Node: &n})
-	if err != nil {
-		return nil, err
-	}
-	changes, err := e.driver.Commit(ctx, forks.Work, n.ID)
+	seq := 0
+	changes, err := e.driver.Commit(ctx, forks.Work, n.ID, func() (err error) {
+		seq, err = e.journal.begin(intent{Op: "commit", From: parent, To: n.ID, Node: &n})
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
 	e.warn(changes.Warnings)
 	if len(changes.List) == 0 {
-		return nil, e.journal.end(seq)
+		return nil, nil
 	}
 	n.Stats, n.Bytes = statsOf(changes), changes.Bytes
 	if err := e.list(n, parent == e.meta.Head); err != nil {

@@ -37,6 +37,10 @@ type Driver interface {
 	// returned Changes are against base (all added when base is "").
 	Capture(ctx context.Context, id, base ID, src Source) (Changes, error)
 
+	// Compare returns what the directory src has changed against snapshot base;
+	// it stores nothing.
+	Compare(ctx context.Context, base ID, src Source) (Changes, error)
+
 	// Fork makes the fork key, equal to base, and returns it ready to be
 	// mounted and written to.
 	Fork(ctx context.Context, key Key, base ID) (Tree, error)
@@ -50,8 +54,10 @@ type Driver interface {
 
 	// Commit stores the fork's present state as snapshot id, whose base is the
 	// fork's base; from then on the fork's base is id. With no change it makes
-	// no snapshot, leaves the fork as it was and returns empty Changes.
-	Commit(ctx context.Context, key Key, id ID) (Changes, error)
+	// no snapshot, leaves the fork as it was and returns empty Changes. intent,
+	// if not nil, is called when it is known that there will be a snapshot and
+	// before anything points to it; its error ends the commit.
+	Commit(ctx context.Context, key Key, id ID, intent func() error) (Changes, error)
 
 	// Checkout makes the fork equal to snapshot id, which becomes its base.
 	// Directories that are in both keep their inodes. Whatever the fork held

@@ -52,11 +52,11 @@ func (d faultyDriver) Fork(ctx context.Context, key forks.Key, base forks.ID) (f
 	return d.Driver.Fork(ctx, key, base)
 }
 
-func (d faultyDriver) Commit(ctx context.Context, key forks.Key, id forks.ID) (forks.Changes, error) {
+func (d faultyDriver) Commit(ctx context.Context, key forks.Key, id forks.ID, intent func() error) (forks.Changes, error) {
 	if err := d.fault.check("commit", key); err != nil {
 		return forks.Changes{}, err
 	}
-	return d.Driver.Commit(ctx, key, id)
+	return d.Driver.Commit(ctx, key, id, intent)
 }
 
 func (d faultyDriver) Checkout(ctx context.Context, key forks.Key, id forks.ID) error {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 )
@@ -23,6 +24,8 @@ type App struct {
 
 	root, backend, color string
 	json, quiet, verbose bool
+	// lost is the first error of writing data.
+	lost error
 }
 
 // Getenv returns the value of a variable of the caller's, or "".
@@ -49,6 +52,9 @@ func (a *App) Run(args []string) int {
 	root.SetOut(a.Stdout)
 	root.SetErr(a.Stderr)
 	err := root.Execute()
+	if err == nil {
+		err = a.lost
+	}
 	if err == nil {
 		return 0
 	}
@@ -97,9 +103,11 @@ func (a *App) say(format string, args ...any) {
 	}
 }
 
-// print writes a line of data, unless data is wanted as JSON.
+// print writes a line of data. Run reports a line that could not be written.
 func (a *App) print(format string, args ...any) {
-	fmt.Fprintf(a.Stdout, format+"\n", args...)
+	if _, err := fmt.Fprintf(a.Stdout, format+"\n", args...); err != nil && a.lost == nil {
+		a.lost = err
+	}
 }
 
 // output prints doc as JSON if that was asked for, else calls text.
@@ -109,6 +117,33 @@ func (a *App) output(doc any, text func()) error {
 	}
 	text()
 	return nil
+}
+
+// content writes raw bytes to stdout; with --json they are the member content
+// of doc, or content_b64 where they are not UTF-8.
+func (a *App) content(doc map[string]any, r io.Reader) error {
+	if !a.json {
+		_, err := io.Copy(a.Stdout, r)
+		return err
+	}
+	data, err := io.ReadAll(r)
+	if err != nil {
+		return err
+	}
+	if utf8.Valid(data) {
+		doc["content"] = string(data)
+	} else {
+		doc["content_b64"] = data
+	}
+	return a.printJSON(doc)
+}
+
+// count is a number with the right form of a noun.
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // rootCommand builds the command tree.
@@ -131,8 +166,13 @@ Exit status: 0 done; 1 the answer is no; 2 usage; 3 agentenv itself failed;
 	}
 	root.SuggestionsMinimumDistance = 2 // cobra's own default, which it sets too late for noSuchCommand
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return usage(err.Error(), "see `"+c.CommandPath()+" --help`")
+		msg, _, _ := strings.Cut(err.Error(), ": strconv.")
+		return usage(msg, "see `"+c.CommandPath()+" --help`")
 	})
+	root.PersistentPreRunE = func(*cobra.Command, []string) error {
+		_, err := a.colours(a.Stderr)
+		return err
+	}
 	f := root.PersistentFlags()
 	f.StringVar(&a.root, "root", "", "the environment's `DIR` (default: AGENTENV_ROOT; the environment taken from this directory; /agentfs; the user's default)")
 	f.StringVar(&a.backend, "backend", "", "how trees are stored and forked: auto or copy (default: AGENTENV_BACKEND, else auto)")
@@ -165,10 +205,23 @@ func checkArgs(c *cobra.Command) {
 			if err == nil || errors.Is(err, errUsage) {
 				return err
 			}
-			return usage(err.Error(), "see `"+c.CommandPath()+" --help`")
+			return usage(fmt.Sprintf("wrong number of arguments (%d)", len(args)), "usage: "+c.UseLine())
 		}
 	}
 	for _, sub := range c.Commands() {
 		checkArgs(sub)
 	}
+}
+
+// colours says whether to colour what goes to w.
+func (a *App) colours(w any) (bool, error) {
+	switch a.color {
+	case "always":
+		return true, nil
+	case "never":
+		return false, nil
+	case "auto":
+		return a.Getenv("NO_COLOR") == "" && a.Getenv("TERM") != "dumb" && isTerminal(w), nil
+	}
+	return false, usage(fmt.Sprintf("--color %q", a.color), "it is auto, always or never")
 }

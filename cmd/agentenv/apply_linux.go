@@ -16,7 +16,8 @@ func (a *App) applyCommand() *cobra.Command {
 		Long: `Bring what REF changed since it was taken into the directory it was taken from.
 Where that changed too, nothing is written, the conflicts are listed, and the
 exit status is 1. .git is left alone; --git brings new objects and refs, never
-hooks, config or info.`,
+hooks, config or info; the index and the logs come with them. Submodules' own
+repositories (.git/modules) are left alone.`,
 		Example: "  agentenv apply --check && agentenv apply",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -26,7 +27,7 @@ hooks, config or info.`,
 	}
 	c.Flags().StringVar(&opts.To, "to", "", "apply to `DIR` instead")
 	c.Flags().BoolVar(&opts.Check, "check", false, "only look for conflicts")
-	c.Flags().BoolVar(&opts.Git, "git", false, "bring new git objects and refs as well")
+	c.Flags().BoolVar(&opts.Git, "git", false, "bring git objects, refs, index and logs as well")
 	return c
 }
 
@@ -66,7 +67,7 @@ func (a *App) printApply(doc applyDoc, check bool) {
 		a.print("conflict %s", quote(p))
 	}
 	if len(doc.Conflicts) > 0 {
-		a.say("%d paths changed there as well: nothing was written", len(doc.Conflicts))
+		a.say("%s changed there as well, so nothing was written: undo or move those changes, or apply elsewhere with --to DIR", count(len(doc.Conflicts), "path"))
 		return
 	}
 	verb := "applied"

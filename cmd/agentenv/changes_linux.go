@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/base64"
+	"fmt"
 	"strconv"
 	"strings"
 	"unicode"
@@ -50,7 +51,7 @@ func changesDoc(c forks.Changes) []change {
 }
 
 // octal is st_mode as git and stat write it.
-func octal(mode uint32) string { return "0" + strconv.FormatUint(uint64(mode), 8) }
+func octal(mode uint32) string { return fmt.Sprintf("%06o", mode) }
 
 func letter(k forks.ChangeKind) string {
 	switch k {

@@ -16,10 +16,8 @@ import (
 	"github.com/agentenv/agentenv/env/sandbox"
 	"github.com/agentenv/agentenv/forks"
 	"github.com/agentenv/agentenv/forks/all"
+	"github.com/agentenv/agentenv/forks/archive"
 )
-
-// errIsolation marks what the sandbox could not make.
-var errIsolation = errors.New("isolation")
 
 var linuxKinds = []kind{
 	{env.ErrUsage, "usage", exitUsage},
@@ -27,17 +25,29 @@ var linuxKinds = []kind{
 	{env.ErrAmbiguous, "ambiguous", exitUsage},
 	{env.ErrExists, "exists", exitUsage},
 	{env.ErrHeld, "busy", exitUsage},
+	{archive.ErrFormat, "usage", exitUsage},
+	{archive.ErrUnsafe, "usage", exitUsage},
+	{archive.ErrTooLarge, "usage", exitUsage},
 	{env.ErrBusy, "busy", exitHarness},
 	{env.ErrDamaged, "damaged", exitHarness},
 	{forks.ErrDamaged, "damaged", exitHarness},
 	{forks.ErrNotFound, "damaged", exitHarness}, // the history lists what the store does not have
-	{errIsolation, "isolation", exitHarness},
+}
+
+// isIsolation says whether the sandbox could not be made.
+func isIsolation(err error) bool {
+	var s *sandbox.Error
+	return errors.As(err, &s)
 }
 
 func linuxHint(err error) string {
 	var e *env.Error
 	if errors.As(err, &e) {
 		return e.Hint
+	}
+	var s *sandbox.Error
+	if errors.As(err, &s) {
+		return s.Fix
 	}
 	return ""
 }
@@ -73,7 +83,11 @@ func (a *App) findRoot() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return env.FindRoot(a.root, a.Getenv, dir)
+	root, meant, err := env.FindRoot(a.root, a.Getenv, dir)
+	if err == nil && !meant && env.Exists(root) {
+		a.say("using the environment at %s: none was taken from this directory", root)
+	}
+	return root, err
 }
 
 // workDir is the present directory without symlinks, which is how roots
@@ -118,6 +132,10 @@ func (a *App) change(ctx context.Context, op string, fn func(*env.Env) error) er
 // explain adds to an error of the file system that a root lies on which one
 // that is, and how much room it has.
 func explain(root string, err error) error {
+	var refused *sandbox.Error
+	if errors.As(err, &refused) {
+		return err // ENOSPC is then a limit of namespaces, or Fix says it all
+	}
 	full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 	if !full && !errors.Is(err, unix.EROFS) {
 		return err
@@ -185,17 +203,4 @@ func isTerminal(w any) bool {
 	}
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
 	return err == nil
-}
-
-// colours says whether to colour what goes to w.
-func (a *App) colours(w any) (bool, error) {
-	switch a.color {
-	case "always":
-		return true, nil
-	case "never":
-		return false, nil
-	case "auto":
-		return a.Getenv("NO_COLOR") == "" && a.Getenv("TERM") != "dumb" && isTerminal(w), nil
-	}
-	return false, usage(fmt.Sprintf("--color %q", a.color), "it is auto, always or never")
 }

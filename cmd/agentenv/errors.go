@@ -85,14 +85,20 @@ func describe(err error) failure {
 		f.code, f.exit = "usage", exitUsage
 		return f
 	}
+	if isIsolation(err) {
+		f.code = "isolation"
+	}
 	for _, k := range kinds {
+		if f.code != "internal" {
+			break
+		}
 		if errors.Is(err, k.is) {
 			f.code, f.exit = k.code, k.exit
 			break
 		}
 	}
 	f.hint = hintOf(err)
-	f.message = strings.TrimSuffix(f.message, ": "+f.hint)
+	f.message = strings.TrimRight(strings.TrimSuffix(f.message, f.hint), ":; ")
 	return f
 }
 

@@ -83,6 +83,9 @@ func (a *App) exec(flags *pflag.FlagSet, x execFlags, args []string) error {
 	if err := world.Override(specs.Flags{Given: givenFlags(flags)}, a.specOptions()); err != nil {
 		return err
 	}
+	if err := checkMounts(world.Mounts); err != nil {
+		return err
+	}
 	var timeout time.Duration
 	if x.timeout != "" {
 		var err error
@@ -214,12 +217,4 @@ func (a *App) execDone(res env.ExecResult, code int) error {
 		return nil
 	}
 	return exitStatus(code)
-}
-
-// isolationHere is the strongest level that commands get here.
-func isolationHere() string {
-	if sandbox.Probe(sandbox.LevelNamespaces) == nil {
-		return string(sandbox.LevelNamespaces)
-	}
-	return string(sandbox.LevelProcess)
 }

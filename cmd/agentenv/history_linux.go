@@ -2,14 +2,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/agentenv/agentenv/env"
+	"github.com/agentenv/agentenv/env/sandbox"
 	"github.com/agentenv/agentenv/forks"
 )
 
@@ -89,6 +90,9 @@ func (a *App) logCommand() *cobra.Command {
 		Args:  cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			refs, paths := splitPaths(c, args)
+			if n < 0 && c.Flags().Changed("number") {
+				return usage("-n takes a number that is not negative", "")
+			}
 			if len(refs) > 1 {
 				return usage("log takes one REF", "write paths after --")
 			}
@@ -301,12 +305,17 @@ func (a *App) showFile(ctx context.Context, e *env.Env, id env.ID, path string) 
 	}
 	defer v.Close()
 	r, err := v.Open(strings.TrimPrefix(path, "./"))
+	if errors.Is(err, forks.ErrNotFound) {
+		return &env.Error{Kind: env.ErrNotFound, Msg: fmt.Sprintf("no file %s in %s", quote(path), id)}
+	}
+	if errors.Is(err, forks.ErrUnsupported) {
+		return &env.Error{Kind: env.ErrUsage, Msg: fmt.Sprintf("%s is not a regular file in %s", quote(path), id)}
+	}
 	if err != nil {
-		return &env.Error{Kind: env.ErrNotFound, Msg: fmt.Sprintf("no file %s in %s", quote(path), id), Cause: err}
+		return err
 	}
 	defer r.Close()
-	_, err = io.Copy(a.Stdout, r)
-	return err
+	return a.content(map[string]any{"id": id, "path": path}, r)
 }
 
 func (a *App) statusCommand() *cobra.Command {
@@ -320,7 +329,7 @@ func (a *App) statusCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				s.Isolation = isolationHere()
+				s.Isolation = string(sandbox.Expected())
 				return a.output(s, func() { a.printStatus(s) })
 			})
 		},
@@ -339,7 +348,7 @@ func (a *App) printStatus(s env.Status) {
 	case !s.WorkTreeMade:
 		a.print("work tree   not made yet; the next command that needs it makes it")
 	case s.Dirty:
-		a.print("work tree   %s, %d paths changed since HEAD", s.WorkTree, s.Changes)
+		a.print("work tree   %s, %s changed since HEAD", s.WorkTree, count(s.Changes, "path"))
 	default:
 		a.print("work tree   %s, equal to HEAD", s.WorkTree)
 	}

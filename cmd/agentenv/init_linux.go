@@ -68,7 +68,7 @@ func (a *App) initEnv(in env.InitOptions, tarball string) error {
 	}
 	defer e.Close()
 	s := e.Head()
-	a.say("%s environment at %s, %d files", e.Kind(), root, s.Stats.Added)
+	a.say("%s environment at %s, %s", e.Kind(), root, count(s.Stats.Added, "path"))
 	doc := map[string]env.ID{"id": s.ID}
 	return a.output(doc, func() { a.print("%s", s.ID) })
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"io/fs"
 	"os"
@@ -44,8 +45,7 @@ func (a *App) planCommand() *cobra.Command {
 		Example: "  agentenv plan new >plan.yaml",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := a.Stdout.Write(specs.Example())
-			return err
+			return a.content(map[string]any{}, bytes.NewReader(specs.Example()))
 		},
 	})
 	return c
@@ -68,6 +68,10 @@ func (a *App) loadPlan(file string) (*specs.Plan, error) {
 	p, err := specs.Load(file, a.specOptions())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, usage("no plan at "+file, "write one with `agentenv plan new`")
+	}
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return nil, usage(err.Error(), "")
 	}
 	return p, err
 }

@@ -98,8 +98,7 @@ func (a *App) runLogs(e *env.Env, run, candidate string, test bool) error {
 		return err
 	}
 	defer f.Close()
-	_, err = io.Copy(a.Stdout, f)
-	return err
+	return a.content(map[string]any{"run": res.Run, "candidate": candidate, "test": test}, f)
 }
 
 // printResult writes a tournament's result to stdout.

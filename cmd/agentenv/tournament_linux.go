@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 
@@ -70,9 +71,18 @@ func (a *App) tournament(c *cobra.Command, x tournamentFlags, args []string) err
 			return usage("not supported yet: --"+name, "")
 		}
 	}
+	if dash := c.ArgsLenAtDash(); len(args) > 0 && dash != 0 {
+		return usage(fmt.Sprintf("%q stands where no argument is due", args[0]), "candidates come after --, and flags take their value after =, as in --promote=false")
+	}
 	plan, err := a.tournamentPlan(c, x, args)
 	if err != nil {
 		return err
+	}
+	if err := checkMounts(plan.Mounts); err != nil {
+		return err
+	}
+	if plan.Apply && plan.Base.Tarball != "" {
+		return usage("apply: the base is an archive, so there is no directory to apply to", "leave apply out, and apply with `agentenv apply --to DIR`")
 	}
 	if err := sandbox.Probe(sandbox.Level(plan.Isolation)); err != nil {
 		return err
@@ -137,7 +147,7 @@ func (a *App) takeBase(ctx context.Context, e *env.Env, plan *specs.Plan) (env.S
 	if plan.Isolation == specs.Process && e.Kind() == env.Rootfs {
 		return env.Snapshot{}, nil, usage("isolation: process is for workspaces", "a rootfs needs namespaces")
 	}
-	work, err := e.SaveWork(ctx, "before tournament "+plan.Name)
+	work, err := e.SaveWork(ctx, "before the tournament "+plan.Name)
 	if err != nil {
 		return env.Snapshot{}, nil, err
 	}
@@ -155,7 +165,34 @@ func (a *App) takeBase(ctx context.Context, e *env.Env, plan *specs.Plan) (env.S
 	default:
 		base, err = e.Resolve(b.Ref)
 	}
+	if err == nil && plan.Apply {
+		err = e.CheckApply(base.ID)
+	}
+	if err == nil && !plan.BaseGiven && plan.Base.Ref != "" {
+		err = a.warnIfStale(ctx, e)
+	}
 	return base, saved, err
+}
+
+// warnIfStale says so if the directory that the environment was taken from is
+// no longer what it was: who expects it to be the base would wonder.
+func (a *App) warnIfStale(ctx context.Context, e *env.Env) error {
+	changed, err := e.SourceChanged(ctx)
+	if err != nil || !changed {
+		return err
+	}
+	a.say("the base is HEAD; %s changed since it was taken: --base dir:%s starts from what is there now", e.Source(), e.Source())
+	return nil
+}
+
+// checkMounts refuses mounts of what is not there, before anything runs.
+func checkMounts(mounts []specs.Mount) error {
+	for _, m := range mounts {
+		if _, err := os.Stat(m.From); err != nil {
+			return usage(fmt.Sprintf("cannot mount %s at %s: %v", m.From, m.To, errors.Unwrap(err)), "")
+		}
+	}
+	return nil
 }
 
 // tournamentRoot finds the environment that a plan is about. A plan without a
@@ -203,7 +240,11 @@ func (a *App) initForBase(ctx context.Context, root string, base specs.Base) (*e
 		defer f.Close()
 		in.Tarball, in.TarballName, in.Digest = f, base.Tarball, digest
 	}
-	return env.Init(ctx, root, in, a.envOptions())
+	e, err := env.Init(ctx, root, in, a.envOptions())
+	if err == nil {
+		a.say("made a %s environment of %s at %s", e.Kind(), base.Dir+base.Tarball, root)
+	}
+	return e, err
 }
 
 // gitTop is the top of the git work tree around the present directory.

@@ -19,7 +19,7 @@ import (
 func (w *world) hide(src, dst string) error {
 	for _, p := range w.spec.View.Hide {
 		rel, ok := below(src, p)
-		if !ok || rel == "." {
+		if !ok || rel == "." || w.hiddenWithParent(p) {
 			continue // what is brought in by its own name is not hidden
 		}
 		if err := w.mask(path.Join(dst, rel)); err != nil {
@@ -27,6 +27,15 @@ func (w *world) hide(src, dst string) error {
 		}
 	}
 	return nil
+}
+
+// hiddenWithParent says whether p lies below another hidden path, whose mask
+// covers it.
+func (w *world) hiddenWithParent(p string) bool {
+	return slices.ContainsFunc(w.spec.View.Hide, func(other string) bool {
+		_, in := below(other, p)
+		return in && other != p
+	})
 }
 
 // mask puts something empty over p, if p is there.

@@ -32,3 +32,12 @@ func Probe(level Level) error {
 	_, err = p.Wait()
 	return err
 }
+
+// Expected is the strongest level that the machine's settings allow this user.
+// It tries nothing and costs next to nothing; whether it works [Probe] tells.
+func Expected() Level {
+	if mayMount() || badKnob() == "" {
+		return LevelNamespaces
+	}
+	return LevelProcess
+}

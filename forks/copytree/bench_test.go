@@ -113,7 +113,7 @@ func BenchmarkCommitOne(b *testing.B) {
 			assert.NilError(b, os.WriteFile(filepath.Join(dir, "changed"), []byte(fmt.Sprint(id)), 0o644))
 			b.StartTimer()
 			id++
-			c, err := d.Commit(context.Background(), forks.Work, forks.ID(fmt.Sprintf("%08x", id)))
+			c, err := d.Commit(context.Background(), forks.Work, forks.ID(fmt.Sprintf("%08x", id)), nil)
 			assert.NilError(b, err)
 			assert.Assert(b, len(c.List) > 0)
 		}
@@ -129,7 +129,7 @@ func BenchmarkCheckout(b *testing.B) {
 	d, dir := benchWork(b)
 	ctx := context.Background()
 	assert.NilError(b, os.WriteFile(filepath.Join(dir, "changed"), []byte("x"), 0o644))
-	_, err := d.Commit(ctx, forks.Work, "b0")
+	_, err := d.Commit(ctx, forks.Work, "b0", nil)
 	assert.NilError(b, err)
 	ids := []forks.ID{"a0", "b0"}
 	for i := 0; b.Loop(); i++ {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/agentenv/agentenv/forks"
 	"github.com/agentenv/agentenv/forks/internal/fsat"
@@ -254,9 +255,7 @@ func (c *checkout) run(ctx context.Context, st *layer.Stage, id forks.ID, durabl
 		return err
 	}
 	c.evenLinks()
-	if err := layer.WaitPast(ctx, c.target); err != nil {
-		return err
-	}
+	c.target.MarkRacy(time.Now())
 	if err := st.SaveForkIndex(c.fork.dir, id, c.target); err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/agentenv/agentenv/forks"
 	"github.com/agentenv/agentenv/forks/internal/fsat"
@@ -107,6 +108,11 @@ func (d *driver) Capture(ctx context.Context, id, base forks.ID, src forks.Sourc
 	return d.store.Capture(ctx, id, base, src)
 }
 
+func (d *driver) Compare(ctx context.Context, base forks.ID, src forks.Source) (c forks.Changes, err error) {
+	defer wrap("compare", base, &err)
+	return d.store.Compare(ctx, base, src)
+}
+
 func (d *driver) View(_ context.Context, id forks.ID) (v forks.View, err error) {
 	defer wrap("view", id, &err)
 	return d.store.View(id)
@@ -194,6 +200,7 @@ func (d *driver) forkStage(ctx context.Context, st *layer.Stage, key forks.Key, 
 		return forks.Tree{}, err
 	}
 	made := filepath.Join(st.Path, "fork")
+	state.MarkRacy(time.Now())
 	if err := layer.SaveIndex(filepath.Join(made, "index"), base, state); err != nil {
 		return forks.Tree{}, err
 	}
@@ -204,9 +211,6 @@ func (d *driver) forkStage(ctx context.Context, st *layer.Stage, key forks.Key, 
 		if err := unix.Syncfs(in.FD); err != nil {
 			return forks.Tree{}, &os.PathError{Op: "syncfs", Path: made, Err: err}
 		}
-	}
-	if err := layer.WaitPast(ctx, state); err != nil {
-		return forks.Tree{}, err
 	}
 	if err := os.Rename(made, dir); err != nil {
 		if errors.Is(err, unix.ENOTEMPTY) {
@@ -281,7 +285,7 @@ func (d *driver) Status(ctx context.Context, key forks.Key) (c forks.Changes, er
 	return c, err
 }
 
-func (d *driver) Commit(ctx context.Context, key forks.Key, id forks.ID) (c forks.Changes, err error) {
+func (d *driver) Commit(ctx context.Context, key forks.Key, id forks.ID, intent func() error) (c forks.Changes, err error) {
 	defer wrap("commit", id, &err)
 	if err := d.store.Available(id); err != nil {
 		return c, err
@@ -298,17 +302,17 @@ func (d *driver) Commit(ctx context.Context, key forks.Key, id forks.ID) (c fork
 	if err != nil {
 		return c, err
 	}
-	c, err = d.commitStage(ctx, st, f, id)
+	c, err = d.commitStage(ctx, st, f, id, intent)
 	if err = errors.Join(err, st.Remove(ctx)); err != nil {
 		return c, err
 	}
 	return c, d.store.Collect(ctx)
 }
 
-func (d *driver) commitStage(ctx context.Context, st *layer.Stage, f *fork, id forks.ID) (c forks.Changes, err error) {
+func (d *driver) commitStage(ctx context.Context, st *layer.Stage, f *fork, id forks.ID, intent func() error) (c forks.Changes, err error) {
 	delta := f.scan.Delta
 	if delta != nil {
-		delta, err = st.Write(ctx, f.root, delta, layer.WriteOptions{
+		delta, c.Bytes, err = st.Write(ctx, f.root, delta, layer.WriteOptions{
 			ID: id, BaseID: f.base, Base: f.index, Ours: true, Access: layer.Access,
 		}, &f.scan.Warnings)
 		if err != nil {
@@ -320,7 +324,13 @@ func (d *driver) commitStage(ctx context.Context, st *layer.Stage, f *fork, id f
 	}
 	c.Warnings = f.scan.Warnings.Lines()
 	if len(c.List) == 0 {
+		c.Bytes = 0
 		return c, d.settleUnchanged(st, f)
+	}
+	if intent != nil {
+		if err := intent(); err != nil {
+			return c, err
+		}
 	}
 	whole, err := layer.Merge(f.index, delta, true)
 	if err != nil {

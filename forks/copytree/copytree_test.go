@@ -42,7 +42,7 @@ func chain(t *testing.T, dir string, n int) (forks.Driver, []forks.ID, forks.Tre
 	for i := 1; i < n; i++ {
 		forkstest.Write(t, tree.Mount.Dir, map[string]string{"f": fmt.Sprint(i), fmt.Sprint("n", i): "x"})
 		id := forks.ID(fmt.Sprintf("a%x", i))
-		_, err := d.Commit(t.Context(), forks.Work, id)
+		_, err := d.Commit(t.Context(), forks.Work, id, nil)
 		assert.NilError(t, err)
 		ids = append(ids, id)
 	}
@@ -136,7 +136,7 @@ func TestNoSpace(t *testing.T) {
 			assert.NilError(t, os.Truncate(filepath.Join(tree.Mount.Dir, "big"), 12<<20-1))
 			assert.NilError(t, os.Chmod(filepath.Join(tree.Mount.Dir, "small"), 0o600))
 			before := forkstest.Read(t, tree.Mount.Dir)
-			_, err = d.Commit(ctx, forks.Work, "b0")
+			_, err = d.Commit(ctx, forks.Work, "b0", nil)
 			assert.ErrorIs(t, err, unix.ENOSPC)
 			assert.ErrorIs(t, d.Checkout(ctx, forks.Work, "a0"), unix.ENOSPC)
 			forkstest.Equal(t, forkstest.Read(t, tree.Mount.Dir), before)

@@ -44,7 +44,7 @@ func crashMain() {
 			tree, e := d.Tree(forks.Work)
 			exitOn(e)
 			exitOn(os.WriteFile(filepath.Join(tree.Mount.Dir, fmt.Sprint("f", i%40)), []byte(id), 0o644))
-			_, err = d.Commit(ctx, forks.Work, id)
+			_, err = d.Commit(ctx, forks.Work, id, nil)
 		case "checkout":
 			err = d.Checkout(ctx, forks.Work, []forks.ID{"a0", "b0"}[i%2])
 		case "remove":
@@ -79,7 +79,7 @@ func testCrash(w *world) {
 	work := w.fork(forks.Work, "a0")
 	shell(w, work, `rm -r d1 d2; mkdir d1; for i in 1 2 3 4 5 6 7 8 9; do echo changed >f$i; rm f2$i; ln -s f$i d3/l$i; done; mv d4 d8; echo x >d2`)
 	other := Read(w, work)
-	_, err = w.d.Commit(w.ctx, forks.Work, "b0")
+	_, err = w.d.Commit(w.ctx, forks.Work, "b0", nil)
 	assert.NilError(w, err)
 	rounds := 2
 	if os.Getenv("AGENTENV_TEST_LONG") != "" {

@@ -97,11 +97,11 @@ func (d *faulty) Status(ctx context.Context, key forks.Key) (forks.Changes, erro
 	return d.Driver.Status(ctx, key)
 }
 
-func (d *faulty) Commit(ctx context.Context, key forks.Key, id forks.ID) (forks.Changes, error) {
+func (d *faulty) Commit(ctx context.Context, key forks.Key, id forks.ID, intent func() error) (forks.Changes, error) {
 	if err := d.f.check("Commit", string(id)); err != nil {
 		return forks.Changes{}, err
 	}
-	return d.Driver.Commit(ctx, key, id)
+	return d.Driver.Commit(ctx, key, id, intent)
 }
 
 func (d *faulty) Checkout(ctx context.Context, key forks.Key, id forks.ID) error {

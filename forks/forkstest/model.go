@@ -129,7 +129,7 @@ func (m *model) commit(r *rapid.T, f *modelFork) {
 	want := m.status(r, f)
 	now := Read(m.w.T, f.dir)
 	id := m.newID()
-	c, err := m.d.Commit(m.w.ctx, f.key, id)
+	c, err := m.d.Commit(m.w.ctx, f.key, id, nil)
 	assert.NilError(r, err)
 	var got []string
 	for _, ch := range c.List {

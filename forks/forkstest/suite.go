@@ -124,7 +124,7 @@ func (w *world) work(files map[string]string) (forks.ID, string) {
 func (w *world) commit(key forks.Key) forks.ID {
 	w.Helper()
 	id := w.id()
-	c, err := w.d.Commit(w.ctx, key, id)
+	c, err := w.d.Commit(w.ctx, key, id, nil)
 	assert.NilError(w, err)
 	assert.Assert(w, len(c.List) > 0, "nothing to commit")
 	return id
@@ -275,7 +275,7 @@ func testErrors(w *world) {
 	check(err, forks.ErrNotFound)
 	_, err = w.d.Status(w.ctx, "k")
 	check(err, forks.ErrNotFound)
-	_, err = w.d.Commit(w.ctx, "k", "ffff")
+	_, err = w.d.Commit(w.ctx, "k", "ffff", nil)
 	check(err, forks.ErrNotFound)
 	check(w.d.Checkout(w.ctx, "k", id), forks.ErrNotFound)
 	check(w.d.Checkout(w.ctx, forks.Work, "eeee"), forks.ErrNotFound)
@@ -321,7 +321,7 @@ func testStatusExact(w *world) {
 	assert.DeepEqual(w, w.status(forks.Work), want)
 	assert.DeepEqual(w, w.status(forks.Work), want)
 	b := w.id()
-	c, err := w.d.Commit(w.ctx, forks.Work, b)
+	c, err := w.d.Commit(w.ctx, forks.Work, b, nil)
 	assert.NilError(w, err)
 	assert.DeepEqual(w, lines(c), want)
 	for _, ch := range c.List {
@@ -343,7 +343,7 @@ func testNoChange(w *world) {
 	_, work := w.work(map[string]string{"f": "x", "d/g": "y"})
 	shell(w, work, `t=$(stat -c %y .); chmod 600 f; chmod 644 f; ln d/g h; rm h; touch -d "$t" .`)
 	w.clean(forks.Work)
-	c, err := w.d.Commit(w.ctx, forks.Work, "bbbb")
+	c, err := w.d.Commit(w.ctx, forks.Work, "bbbb", nil)
 	assert.NilError(w, err)
 	assert.Equal(w, len(c.List), 0)
 	ids, err := w.d.Snapshots(w.ctx)

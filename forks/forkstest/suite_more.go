@@ -113,7 +113,7 @@ func testVanishing(w *world) {
 	for range 30 {
 		_, err := w.d.Status(w.ctx, forks.Work)
 		assert.NilError(w, err)
-		_, err = w.d.Commit(w.ctx, forks.Work, w.id())
+		_, err = w.d.Commit(w.ctx, forks.Work, w.id(), nil)
 		assert.NilError(w, err)
 		_, err = w.d.Capture(w.ctx, w.id(), "", forks.Source{Dir: work})
 		assert.NilError(w, err)
@@ -121,7 +121,7 @@ func testVanishing(w *world) {
 	stop()
 	want := Read(w, work)
 	id := w.id()
-	c, err := w.d.Commit(w.ctx, forks.Work, id)
+	c, err := w.d.Commit(w.ctx, forks.Work, id, nil)
 	assert.NilError(w, err)
 	if len(c.List) == 0 {
 		tree, err := w.d.Tree(forks.Work)
@@ -167,7 +167,7 @@ func testSwapping(w *world) {
 		// not touch what is outside.
 		_ = w.d.Checkout(w.ctx, forks.Work, id)
 		_, _ = w.d.Status(w.ctx, forks.Work)
-		_, _ = w.d.Commit(w.ctx, forks.Work, w.id())
+		_, _ = w.d.Commit(w.ctx, forks.Work, w.id(), nil)
 		_ = os.Symlink(outside, link)
 		_ = os.WriteFile(filepath.Join(dir, "hosts2"), []byte("x"), 0o644)
 		_ = os.Remove(filepath.Join(outside, "hosts2"))

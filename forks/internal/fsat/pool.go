@@ -12,17 +12,19 @@ import (
 // directory do not overlap, and more than the processors gains little.
 func Workers() int { return min(runtime.GOMAXPROCS(0), 16) }
 
-// Run does the tasks first and those that tasks push, the last first, on n
-// goroutines, until none is left or one fails. Tasks that are not done any
+// helpAt is how many tasks must wait before another goroutine helps: to wake
+// one costs more than a few small files do.
+const helpAt = 4
+
+// Run does the tasks first and those that tasks push, the last first, on up to
+// n goroutines, until none is left or one fails. Tasks that are not done any
 // more are given to drop.
 func Run[T any](ctx context.Context, n int, first []T, do func(worker int, t T, push func(T)) error, drop func(T)) error {
-	p := &pool[T]{stack: first}
+	p := &pool[T]{stack: first, n: n, started: 1}
 	p.cond.L = &p.mu
-	var wg sync.WaitGroup
-	for w := range n {
-		wg.Go(func() { p.work(ctx, w, do) })
-	}
-	wg.Wait()
+	p.help = func(w int) { p.wg.Go(func() { p.work(ctx, w, do) }) }
+	p.work(ctx, 0, do)
+	p.wg.Wait()
 	for _, t := range p.stack {
 		drop(t)
 	}
@@ -30,18 +32,32 @@ func Run[T any](ctx context.Context, n int, first []T, do func(worker int, t T, 
 }
 
 type pool[T any] struct {
-	mu    sync.Mutex
-	cond  sync.Cond
-	stack []T
-	busy  int
-	err   error
+	wg   sync.WaitGroup
+	help func(worker int)
+
+	mu      sync.Mutex
+	cond    sync.Cond
+	stack   []T
+	n       int
+	started int
+	busy    int
+	err     error
 }
 
 func (p *pool[T]) push(t T) {
 	p.mu.Lock()
 	p.stack = append(p.stack, t)
+	p.callHelp()
 	p.mu.Unlock()
 	p.cond.Signal()
+}
+
+// callHelp starts another worker if there is enough to do. The lock is held.
+func (p *pool[T]) callHelp() {
+	if p.started < p.n && len(p.stack) >= helpAt {
+		p.started++
+		p.help(p.started - 1)
+	}
 }
 
 func (p *pool[T]) work(ctx context.Context, w int, do func(int, T, func(T)) error) {
@@ -62,6 +78,7 @@ func (p *pool[T]) work(ctx context.Context, w int, do func(int, T, func(T)) erro
 		t := p.stack[len(p.stack)-1]
 		p.stack = p.stack[:len(p.stack)-1]
 		p.busy++
+		p.callHelp()
 		p.mu.Unlock()
 		err := do(w, t, p.push)
 		p.mu.Lock()

@@ -31,23 +31,11 @@ func (s *Store) Capture(ctx context.Context, id, base forks.ID, src forks.Source
 		return forks.Changes{}, err
 	}
 	defer unix.Close(root)
-	o := ScanOptions{Progress: src.Progress, Access: fsat.Access{CrossMounts: src.CrossFilesystems}}
-	if base != "" {
-		if err := s.Exists(base); err != nil {
-			return forks.Changes{}, fmt.Errorf("base %s: %w", base, err)
-		}
-		if o.Base, o.Trust, err = s.sourceState(base); err != nil {
-			return forks.Changes{}, err
-		}
-		o.Same = s.SameAsStored(o.Base)
-	}
-	if o.Excluded, o.SkipDirs, err = s.exclusions(src); err != nil {
+	scan, o, err := s.scanSource(ctx, root, base, src)
+	if err != nil {
 		return forks.Changes{}, err
 	}
-	scan, err := ScanTree(ctx, root, o)
-	if err != nil {
-		return forks.Changes{}, sourceError(src.Dir, err)
-	}
+	scan.Delta.own(src.Owners)
 	st, err := s.NewStage()
 	if err != nil {
 		return forks.Changes{}, err
@@ -61,7 +49,7 @@ func (s *Store) captureStage(ctx context.Context, st *Stage, root int, scan *Sca
 	if delta == nil {
 		delta = unchanged()
 	}
-	delta, err := st.Write(ctx, root, delta, WriteOptions{ID: id, BaseID: base, Base: o.Base, Access: o.Access, Progress: src.Progress}, &scan.Warnings)
+	delta, bytes, err := st.Write(ctx, root, delta, WriteOptions{ID: id, BaseID: base, Base: o.Base, Access: o.Access, Progress: src.Progress}, &scan.Warnings)
 	if err != nil {
 		return forks.Changes{}, sourceError(src.Dir, err)
 	}
@@ -83,7 +71,57 @@ func (s *Store) captureStage(ctx context.Context, st *Stage, root int, scan *Sca
 	}
 	s.remember(id, whole)
 	s.dropOldSources()
-	return forks.Changes{List: list, Warnings: scan.Warnings.Lines()}, nil
+	return forks.Changes{List: list, Bytes: bytes, Warnings: scan.Warnings.Lines()}, nil
+}
+
+// scanSource compares the open source directory with base, or takes all of it
+// if there is none.
+func (s *Store) scanSource(ctx context.Context, root int, base forks.ID, src forks.Source) (scan *Scan, o ScanOptions, err error) {
+	o = ScanOptions{Progress: src.Progress, Access: fsat.Access{CrossMounts: src.CrossFilesystems}}
+	if base != "" {
+		if err := s.Exists(base); err != nil {
+			return nil, o, fmt.Errorf("base %s: %w", base, err)
+		}
+		if o.Base, o.Trust, err = s.sourceState(base); err != nil {
+			return nil, o, err
+		}
+		o.Same = s.SameAsStored(o.Base)
+	}
+	if o.Excluded, o.SkipDirs, err = s.exclusions(src); err != nil {
+		return nil, o, err
+	}
+	if scan, err = ScanTree(ctx, root, o); err != nil {
+		return nil, o, sourceError(src.Dir, err)
+	}
+	return scan, o, nil
+}
+
+// Compare returns what the directory src has changed against the snapshot base.
+func (s *Store) Compare(ctx context.Context, base forks.ID, src forks.Source) (c forks.Changes, err error) {
+	root, err := openSource(src.Dir)
+	if err != nil {
+		return c, err
+	}
+	defer unix.Close(root)
+	scan, o, err := s.scanSource(ctx, root, base, src)
+	if err != nil || scan.Delta == nil {
+		return c, err
+	}
+	c.List, err = Changes(o.Base, scan.Delta)
+	c.Warnings = scan.Warnings.Lines()
+	return c, err
+}
+
+// own records the owners that the caller knows better than the inodes do.
+func (s *State) own(owners map[string][2]uint32) {
+	if s == nil || len(owners) == 0 {
+		return
+	}
+	for i := range s.Nodes {
+		if o, ok := owners[s.Path(uint32(i))]; ok {
+			s.Nodes[i].UID, s.Nodes[i].GID = o[0], o[1]
+		}
+	}
 }
 
 // unchanged is the difference between two equal states.

@@ -5,7 +5,6 @@ package layer
 import (
 	"context"
 	"os"
-	"time"
 
 	"github.com/agentenv/agentenv/forks/internal/fsat"
 	"golang.org/x/sys/unix"
@@ -183,28 +182,4 @@ func (r *Restorer) regular(worker int, in *fsat.Dir, name string, node uint32, s
 	meta := r.state.Meta(node)
 	_, err = r.copier.File(fsat.New{Dir: in.FD, Name: name, Meta: &meta, Size: n.Size}, src, r.bufs[worker], r.set, st)
 	return err
-}
-
-// WaitPast returns when the clock that files are stamped with has passed the
-// newest ctime by so much that any later change has another one.
-func WaitPast(ctx context.Context, s *State) error {
-	var newest time.Time
-	for i := range s.Nodes {
-		t := time.Unix(s.Nodes[i].CtimeSec, int64(s.Nodes[i].CtimeNsec))
-		if t.After(newest) {
-			newest = t
-		}
-	}
-	wait := time.Until(newest.Add(racyWindow + time.Millisecond))
-	// A ctime that lies further ahead comes from a clock that was set back;
-	// waiting does not mend that, and such paths stay untrusted by being racy.
-	if wait <= 0 || wait > 2*racyWindow {
-		return nil
-	}
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(wait):
-		return nil
-	}
 }

@@ -310,6 +310,17 @@ func racy(ctim unix.Timespec, now time.Time) bool {
 	return time.Unix(ctim.Sec, ctim.Nsec).Add(racyWindow).After(now)
 }
 
+// MarkRacy notes which paths of a tree that is handed over now were made so
+// late that a change which follows could leave their ctime as it is.
+func (s *State) MarkRacy(now time.Time) {
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		if racy(unix.Timespec{Sec: n.CtimeSec, Nsec: int64(n.CtimeNsec)}, now) {
+			n.Flags |= Racy
+		}
+	}
+}
+
 // ownNode finds out whether the directory itself changed.
 func (s *scanner) ownNode(t *scanDir, st *unix.Stat_t) error {
 	if t.hasBase && s.Trust && s.Base.Nodes[t.base].identical(st) {

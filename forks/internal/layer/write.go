@@ -39,26 +39,26 @@ type WriteOptions struct {
 // stage's directory "node", durably, and returns the difference as stored: a
 // file that changed since it was scanned is stored as it is now, one that
 // vanished as removed. It is nil if nothing is left of it.
-func (st *Stage) Write(ctx context.Context, root int, delta *State, o WriteOptions, warn *Warnings) (*State, error) {
+func (st *Stage) Write(ctx context.Context, root int, delta *State, o WriteOptions, warn *Warnings) (*State, int64, error) {
 	node, err := st.Mkdir("node")
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer node.Release()
 	m, err := st.newMaker(warn)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer m.close()
 	w := &writer{WriteOptions: o, maker: m, delta: delta, few: len(delta.Nodes) <= fewFiles}
 	if err := w.tree(ctx, root, node); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	if delta, err = w.result(); err != nil || delta == nil {
-		return nil, err
+		return nil, 0, err
 	}
 	record := EncodeRecord(Header{ID: o.ID, Base: o.BaseID}, delta)
-	return delta, w.durable(st, node, record)
+	return delta, w.bytes.Load() + int64(len(record)), w.durable(st, node, record)
 }
 
 type writer struct {
