@@ -45,7 +45,7 @@ func (e *Env) Exec(ctx context.Context, r Run, noCommit bool, started func(sandb
 	}
 	if !noCommit {
 		// What the command did is kept, however it ended.
-		s, err := e.commitOnto(context.WithoutCancel(ctx), e.meta.Head, messageOf(r.Args), KindExec)
+		s, err := e.commitHead(context.WithoutCancel(ctx), messageOf(r.Args), KindExec)
 		if err != nil {
 			return res, err
 		}

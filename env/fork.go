@@ -126,7 +126,7 @@ func (e *Env) Promote(ctx context.Context, f Frozen, message string) (Snapshot, 
 // followHead makes an existing work tree equal to HEAD. If that fails, HEAD
 // stands and the next command makes it so.
 func (e *Env) followHead(ctx context.Context) error {
-	_, err := e.driver.Tree(forks.Work)
+	_, err := e.workTree()
 	if isNotFound(err) {
 		return nil
 	}

@@ -26,7 +26,9 @@ type intent struct {
 	To   ID        `json:"to,omitempty"`
 	// Node is the snapshot that a commit is about to add.
 	Node *node `json:"node,omitempty"`
-	Done bool  `json:"done,omitempty"`
+	// Aside says that HEAD does not move to Node.
+	Aside bool `json:"aside,omitempty"`
+	Done  bool `json:"done,omitempty"`
 }
 
 // journal is the open journal of an environment that is being changed.

@@ -20,8 +20,8 @@ import (
 //   - Whatever else it was, HEAD was moved by one rename or was not. The work
 //     tree is made what HEAD says.
 func (e *Env) recover(ctx context.Context, pending *intent) error {
-	tree, err := e.driver.Tree(forks.Work)
-	noTree := isNotFound(err)
+	tree, err := e.workTree()
+	noTree := isNotFound(err) || errors.Is(err, ErrDamaged)
 	if err != nil && !noTree {
 		return err
 	}
@@ -61,25 +61,40 @@ func (e *Env) finishCommit(ctx context.Context, tree forks.Tree, pending *intent
 	}
 	m := e.meta.clone()
 	m.Nodes = append(m.Nodes, n)
-	m.Head = n.ID
+	if !pending.Aside {
+		m.Head = n.ID
+	}
 	return m
 }
 
 // realign makes the work tree what HEAD says after a crash between the two.
-// What was edited since the crash in a tree that is still whole is saved.
+// What it holds is saved first: someone may have edited it since. If the crash
+// came in the middle of a change of the tree, what is saved is a mix, and the
+// message says so.
 func (e *Env) realign(ctx context.Context, tree forks.Tree, pending *intent) error {
-	if base := e.meta.withStore(tree.Base); !tree.Interrupted && base != nil {
-		if saved, err := e.commitOnto(ctx, base.ID, "work found after an interruption", KindSaved); err != nil {
+	op := "checkout"
+	if pending != nil {
+		op = pending.Op
+	}
+	if base := e.meta.withStore(tree.Base); base != nil {
+		message := "found after an interrupted " + op
+		if tree.Interrupted {
+			message = unclean + op
+		}
+		saved, err := e.saveAside(ctx, base.ID, message)
+		if err != nil {
 			return err
-		} else if saved != nil {
-			e.opts.notify("work that no snapshot held was saved as %s", saved.ID)
+		}
+		if saved != nil {
+			e.opts.notify("what the work tree held was saved as %s (%s)", saved.ID, message)
 		}
 	}
-	if pending != nil {
-		e.opts.notify("`agentenv %s` was interrupted: the work tree is put back to HEAD, %s", pending.Op, e.meta.Head)
-	}
+	e.opts.notify("`agentenv %s` was interrupted: the work tree is put back to HEAD, %s", op, e.meta.Head)
 	return e.driver.Checkout(ctx, forks.Work, e.meta.store(e.meta.Head))
 }
+
+// unclean begins the message of a snapshot that is a mix of two states.
+const unclean = "unclean: left by an interrupted "
 
 // sweep removes the forks, unlisted snapshots and scratch directories of
 // processes that died. The lock is held, so nobody is using them.
@@ -112,7 +127,24 @@ func (e *Env) sweep(ctx context.Context) error {
 	if _, err := e.driver.Sweep(ctx); err != nil {
 		return err
 	}
+	if err := e.sweepMeta(); err != nil {
+		return err
+	}
 	return e.sweepScratch()
+}
+
+// sweepMeta removes histories that were being written when their process died.
+func (e *Env) sweepMeta() error {
+	temps, err := filepath.Glob(filepath.Join(e.root, "."+metaName+"*"))
+	if err != nil {
+		return err
+	}
+	for _, p := range temps {
+		if err := os.Remove(p); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (e *Env) sweepScratch() error {
@@ -134,7 +166,7 @@ func (e *Env) sweepScratch() error {
 
 // preview lets a reader see the state that recovery would give.
 func (e *Env) preview(ctx context.Context, pending *intent) {
-	tree, err := e.driver.Tree(forks.Work)
+	tree, err := e.workTree()
 	if err != nil {
 		return
 	}

@@ -55,7 +55,7 @@ func (e *Env) Status(ctx context.Context) (Status, error) {
 	}
 	c, err := e.WorkChanges(ctx)
 	s.Changes, s.Dirty = len(c.List), len(c.List) > 0
-	_, treeErr := e.driver.Tree(forks.Work)
+	_, treeErr := e.workTree()
 	s.WorkTreeMade = treeErr == nil
 	return s, err
 }
@@ -66,9 +66,11 @@ func (e *Env) WorkChanges(ctx context.Context) (forks.Changes, error) {
 	if e.interrupted != nil {
 		return forks.Changes{}, nil
 	}
-	c, err := e.driver.Status(ctx, forks.Work)
-	if isNotFound(err) {
+	if _, err := e.workTree(); isNotFound(err) {
 		return forks.Changes{}, nil
+	} else if err != nil {
+		return forks.Changes{}, err
 	}
+	c, err := e.driver.Status(ctx, forks.Work)
 	return shown(c), err
 }

@@ -4,19 +4,46 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"time"
 
 	"github.com/agentenv/agentenv/forks"
 )
 
+// workTree returns the work tree. One whose directory somebody removed counts
+// as not there; what somebody put in its place is not ours to remove.
+func (e *Env) workTree() (forks.Tree, error) {
+	tree, err := e.driver.Tree(forks.Work)
+	if err != nil {
+		return tree, err
+	}
+	st, err := os.Lstat(tree.Mount.Dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return tree, &forks.Error{Op: "open", ID: tree.Mount.Dir, Driver: e.driver.Name(), Err: forks.ErrNotFound}
+	case err != nil:
+		return tree, err
+	case !st.IsDir():
+		return tree, &Error{Kind: ErrDamaged, Msg: "the work tree " + tree.Mount.Dir + " is not a directory any more", Hint: "move away what is there, and the next command makes the work tree again"}
+	}
+	return tree, nil
+}
+
 // ensureWork makes the work tree if it is not there: an environment that only
 // ran tournaments has none.
 func (e *Env) ensureWork(ctx context.Context) (forks.Tree, error) {
-	tree, err := e.driver.Tree(forks.Work)
-	if isNotFound(err) {
-		return e.makeWork(ctx, e.meta.store(e.meta.Head))
+	tree, err := e.workTree()
+	if !isNotFound(err) {
+		return tree, err
 	}
-	return tree, err
+	if _, err := e.driver.Tree(forks.Work); err == nil {
+		e.opts.notify("the work tree's directory was removed: it is made again from HEAD")
+		if err := e.driver.RemoveFork(ctx, forks.Work); err != nil {
+			return tree, err
+		}
+	}
+	return e.makeWork(ctx, e.meta.store(e.meta.Head))
 }
 
 // makeWork makes the work tree, equal to the driver's snapshot store.
@@ -42,7 +69,7 @@ func (e *Env) Commit(ctx context.Context, message string, empty bool) (Snapshot,
 	if _, err := e.ensureWork(ctx); err != nil {
 		return Snapshot{}, false, err
 	}
-	s, err := e.commitOnto(ctx, e.meta.Head, message, KindCommit)
+	s, err := e.commitHead(ctx, message, KindCommit)
 	if err != nil {
 		return Snapshot{}, false, err
 	}
@@ -62,19 +89,31 @@ func (e *Env) Commit(ctx context.Context, message string, empty bool) (Snapshot,
 // SaveWork saves what the work tree holds and no snapshot does; it returns nil
 // if there is nothing.
 func (e *Env) SaveWork(ctx context.Context, message string) (*Snapshot, error) {
-	if _, err := e.driver.Tree(forks.Work); isNotFound(err) {
+	if _, err := e.workTree(); isNotFound(err) {
 		return nil, nil
+	} else if err != nil {
+		return nil, err
 	}
-	return e.commitOnto(ctx, e.meta.Head, message, KindSaved)
+	return e.commitHead(ctx, message, KindSaved)
 }
 
-// commitOnto saves the work tree as a child of parent, which is its base, and
-// moves HEAD there if parent was HEAD. It returns nil if nothing changed.
-func (e *Env) commitOnto(ctx context.Context, parent ID, message string, kind SnapshotKind) (*Snapshot, error) {
-	n := node{ID: newID(), Parent: parent, Message: message, Created: time.Now(), Kind: kind}
+// commitHead saves the work tree as a child of HEAD, which becomes HEAD. It
+// returns nil if nothing changed.
+func (e *Env) commitHead(ctx context.Context, message string, kind SnapshotKind) (*Snapshot, error) {
+	return e.commitOnto(ctx, node{Parent: e.meta.Head, Message: message, Kind: kind}, false)
+}
+
+// saveAside saves the work tree as a child of parent, which is its base; HEAD
+// stays. It returns nil if nothing changed.
+func (e *Env) saveAside(ctx context.Context, parent ID, message string) (*Snapshot, error) {
+	return e.commitOnto(ctx, node{Parent: parent, Message: message, Kind: KindSaved}, true)
+}
+
+func (e *Env) commitOnto(ctx context.Context, n node, aside bool) (*Snapshot, error) {
+	n.ID, n.Created = newID(), time.Now()
 	seq := 0
 	changes, err := e.driver.Commit(ctx, forks.Work, n.ID, func() (err error) {
-		seq, err = e.journal.begin(intent{Op: "commit", From: parent, To: n.ID, Node: &n})
+		seq, err = e.journal.begin(intent{Op: "commit", From: n.Parent, To: n.ID, Node: &n, Aside: aside})
 		return err
 	})
 	if err != nil {
@@ -85,7 +124,7 @@ func (e *Env) commitOnto(ctx context.Context, parent ID, message string, kind Sn
 		return nil, nil
 	}
 	n.Stats, n.Bytes = statsOf(changes), changes.Bytes
-	if err := e.list(n, parent == e.meta.Head); err != nil {
+	if err := e.list(n, !aside); err != nil {
 		return nil, err
 	}
 	s := e.meta.snapshot(e.meta.find(n.ID))

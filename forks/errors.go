@@ -14,6 +14,9 @@ var (
 	ErrExists = errors.New("already exists")
 	// ErrUnsupported: this driver cannot do that here.
 	ErrUnsupported = errors.New("not supported")
+	// ErrUnfinished: an Apply to this directory was cut short or is at work;
+	// repeated, it completes.
+	ErrUnfinished = errors.New("an apply is not finished")
 	// ErrDamaged: the store's own data is incomplete or unreadable.
 	ErrDamaged = errors.New("damaged")
 )

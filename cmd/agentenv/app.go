@@ -169,7 +169,10 @@ Exit status: 0 done; 1 the answer is no; 2 usage; 3 agentenv itself failed;
 		msg, _, _ := strings.Cut(err.Error(), ": strconv.")
 		return usage(msg, "see `"+c.CommandPath()+" --help`")
 	})
-	root.PersistentPreRunE = func(*cobra.Command, []string) error {
+	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
+		if a.root == "" && c.Flags().Changed("root") {
+			return usage("--root is empty", "name a directory, or leave it out")
+		}
 		_, err := a.colours(a.Stderr)
 		return err
 	}

@@ -2,6 +2,9 @@ package main
 
 import (
 	"context"
+	"encoding/base64"
+	"slices"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -35,6 +38,21 @@ repositories (.git/modules) are left alone.`,
 type applyDoc struct {
 	Applied   []string `json:"applied"`
 	Conflicts []string `json:"conflicts"`
+	// The same in base64, where a name is not valid UTF-8.
+	AppliedB64   []string `json:"applied_b64,omitempty"`
+	ConflictsB64 []string `json:"conflicts_b64,omitempty"`
+}
+
+// inBase64 encodes the names if one of them is not valid UTF-8.
+func inBase64(names []string) []string {
+	if !slices.ContainsFunc(names, func(s string) bool { return !utf8.ValidString(s) }) {
+		return nil
+	}
+	var out []string
+	for _, n := range names {
+		out = append(out, base64.StdEncoding.EncodeToString([]byte(n)))
+	}
+	return out
 }
 
 func (a *App) apply(ctx context.Context, e *env.Env, ref string, opts env.ApplyOptions) error {
@@ -59,7 +77,10 @@ func (a *App) applyTo(ctx context.Context, e *env.Env, ref string, opts env.Appl
 	for _, w := range res.Warnings {
 		a.say("%s", w)
 	}
-	return applyDoc{Applied: append([]string{}, res.Applied...), Conflicts: append([]string{}, res.Conflicts...)}, nil
+	return applyDoc{
+		Applied: append([]string{}, res.Applied...), Conflicts: append([]string{}, res.Conflicts...),
+		AppliedB64: inBase64(res.Applied), ConflictsB64: inBase64(res.Conflicts),
+	}, nil
 }
 
 func (a *App) printApply(doc applyDoc, check bool) {

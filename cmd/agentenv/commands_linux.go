@@ -30,6 +30,7 @@ var linuxKinds = []kind{
 	{archive.ErrTooLarge, "usage", exitUsage},
 	{env.ErrBusy, "busy", exitHarness},
 	{env.ErrDamaged, "damaged", exitHarness},
+	{forks.ErrUnfinished, "conflict", exitUsage},
 	{forks.ErrDamaged, "damaged", exitHarness},
 	{forks.ErrNotFound, "damaged", exitHarness}, // the history lists what the store does not have
 }

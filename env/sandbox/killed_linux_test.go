@@ -52,7 +52,7 @@ func TestVictim(t *testing.T) {
 	s := sandbox.New(sandbox.Options{})
 	for i := range 6 {
 		c := scene(t, filepath.Join(dir, strconv.Itoa(i)), level)
-		c.Env = append(c.Env, os.Getenv("SANDBOX_MARK"))
+		c.Env = append(c.Env, "SANDBOX_MARK="+os.Getenv("SANDBOX_MARK"))
 		c.Args = []string{"sh", "-c", `trap '' TERM; (setsid sleep 1000 &); sleep 1000 & sleep 1000`}
 		go s.Start(context.Background(), c)
 	}

@@ -56,7 +56,7 @@ func (s *Store) Apply(ctx context.Context, from, to forks.ID, dir string, o fork
 	for _, c := range a.todo {
 		r.Applied = append(r.Applied, c.Path)
 	}
-	if !o.Check && len(r.Conflicts) == 0 && len(a.todo) > 0 {
+	if !o.Check && len(r.Conflicts) == 0 && (len(a.todo) > 0 || unfinishedApply(a.root)) {
 		err = sourceError(dir, a.run(ctx))
 	}
 	if len(r.Conflicts) > 0 {
@@ -64,6 +64,13 @@ func (s *Store) Apply(ctx context.Context, from, to forks.ID, dir string, o fork
 	}
 	r.Warnings = a.warn.Lines()
 	return r, err
+}
+
+// unfinishedApply says whether the open directory has what an apply leaves that
+// is at work or was cut short.
+func unfinishedApply(dir int) bool {
+	var st unix.Stat_t
+	return unix.Fstatat(dir, applyName, &st, unix.AT_SYMLINK_NOFOLLOW) == nil
 }
 
 type applier struct {
@@ -166,7 +173,8 @@ func (a *applier) compare(c forks.Change) (there, old, now bool, err error) {
 	}
 	old, err = a.matches(d.FD, name, &st, c, c.Old, a.from)
 	if err == nil && old && c.Kind == forks.Type && c.Old.Mode&unix.S_IFMT == unix.S_IFDIR {
-		old, err = a.onlyKnown(d.FD, name, c.Path)
+		node, _ := a.from.Find(c.Path)
+		old, err = a.onlyKnown(d.FD, name, node)
 	}
 	return true, old, now, err
 }
@@ -247,9 +255,9 @@ func dirOf(path string) string {
 
 func baseOf(path string) string { return path[strings.LastIndexByte(path, '/')+1:] }
 
-// onlyKnown says whether the directory holds nothing that the first snapshot
-// had not.
-func (a *applier) onlyKnown(dir int, name, path string) (bool, error) {
+// onlyKnown says whether the directory, node of the first snapshot, holds
+// nothing at any depth that the snapshot had not.
+func (a *applier) onlyKnown(dir int, name string, node uint32) (bool, error) {
 	fd, err := fsat.Access{}.OpenDir(dir, name)
 	if err != nil {
 		return false, err
@@ -259,10 +267,16 @@ func (a *applier) onlyKnown(dir int, name, path string) (bool, error) {
 	if err := l.Read(fd); err != nil {
 		return false, err
 	}
-	at, _ := a.from.Find(path)
 	for i := range l.Len() {
-		if _, ok := a.from.child(at, string(l.Name(i))); !ok {
+		child, ok := a.from.child(node, string(l.Name(i)))
+		if !ok {
 			return false, nil
+		}
+		if l.Type(i) != unix.DT_DIR || !a.from.Nodes[child].IsDir() {
+			continue // what became of it is compared by its own name
+		}
+		if ok, err := a.onlyKnown(fd, string(l.Name(i)), child); !ok || err != nil {
+			return false, err
 		}
 	}
 	return true, nil
@@ -378,7 +392,7 @@ func (a *applier) remove(c forks.Change) error {
 	if c.Old.Mode&unix.S_IFMT == unix.S_IFDIR {
 		flags = unix.AT_REMOVEDIR
 	}
-	err = unix.Unlinkat(d.FD, name, flags)
+	err = a.writing(d.FD, func() error { return unix.Unlinkat(d.FD, name, flags) })
 	switch err {
 	case unix.ENOENT:
 		return nil
@@ -387,6 +401,20 @@ func (a *applier) remove(c forks.Change) error {
 		return nil
 	}
 	return err
+}
+
+// writing does fn, which changes names in the open directory; one that its
+// owner made read-only is writable meanwhile.
+func (a *applier) writing(dir int, fn func() error) error {
+	err := fn()
+	if err != unix.EACCES || a.set.Root() {
+		return err
+	}
+	var st unix.Stat_t
+	if unix.Fstat(dir, &st) != nil || unix.Fchmod(dir, st.Mode&0o7777|0o700) != nil {
+		return err
+	}
+	return errors.Join(fn(), unix.Fchmod(dir, st.Mode&0o7777))
 }
 
 // place puts what was made as number i where it belongs.
@@ -402,8 +430,12 @@ func (a *applier) place(tmp, i int, c forks.Change) error {
 		return unix.ENOENT
 	}
 	defer d.Release()
+	return a.writing(d.FD, func() error { return placeIn(d.FD, name, tmp, i, c) })
+}
+
+func placeIn(dir int, name string, tmp, i int, c forks.Change) error {
 	if c.Kind == forks.Type && c.Old.Mode&unix.S_IFMT == unix.S_IFDIR {
-		if err := unix.Unlinkat(d.FD, name, unix.AT_REMOVEDIR); err != nil && err != unix.ENOENT {
+		if err := unix.Unlinkat(dir, name, unix.AT_REMOVEDIR); err != nil && err != unix.ENOENT {
 			return err
 		}
 	}
@@ -412,13 +444,13 @@ func (a *applier) place(tmp, i int, c forks.Change) error {
 			return nil
 		}
 		if c.Kind == forks.Type {
-			if err := unix.Unlinkat(d.FD, name, 0); err != nil && err != unix.ENOENT {
+			if err := unix.Unlinkat(dir, name, 0); err != nil && err != unix.ENOENT {
 				return err
 			}
 		}
-		return unix.Mkdirat(d.FD, name, 0o700)
+		return unix.Mkdirat(dir, name, 0o700)
 	}
-	err = unix.Renameat(tmp, strconv.Itoa(i), d.FD, name)
+	err := unix.Renameat(tmp, strconv.Itoa(i), dir, name)
 	if err == unix.ENOENT {
 		return nil // it could not be made, which a warning says
 	}

@@ -31,6 +31,9 @@ func (s *Store) Capture(ctx context.Context, id, base forks.ID, src forks.Source
 		return forks.Changes{}, err
 	}
 	defer unix.Close(root)
+	if unfinishedApply(root) {
+		return forks.Changes{}, fmt.Errorf("%w in %s: run `agentenv apply` again, or remove %s there", forks.ErrUnfinished, src.Dir, applyName)
+	}
 	scan, o, err := s.scanSource(ctx, root, base, src)
 	if err != nil {
 		return forks.Changes{}, err
