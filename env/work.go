@@ -192,10 +192,11 @@ func (e *Env) moveTree(ctx context.Context, op string, id ID) error {
 // undoCheckout puts the work tree back to HEAD after a checkout that failed
 // half way. What cannot be put back now is put back by the next command.
 func (e *Env) undoCheckout(ctx context.Context) error {
-	if tree, err := e.driver.Tree(forks.Work); err != nil || !tree.Interrupted {
+	tree, err := e.driver.Tree(forks.Work)
+	if err != nil || !tree.Interrupted {
 		return err
 	}
-	if err := e.driver.Checkout(context.WithoutCancel(ctx), forks.Work, e.meta.store(e.meta.Head)); err != nil {
+	if err := e.realign(context.WithoutCancel(ctx), tree, nil); err != nil {
 		return fmt.Errorf("put the work tree back: %w", err)
 	}
 	return nil

@@ -80,8 +80,9 @@ type step struct {
 	name   string
 	node   uint32 // of target, unless it is removed
 	remove bool
-	swap   bool // a directory is on either side: the two change places
-	isDir  bool // what is made
+	swap   bool   // a directory is on either side: the two change places
+	was    uint32 // of present; 0 if there is nothing that could have changed
+	isDir  bool   // what is made
 }
 
 // plan finds out what differs.
@@ -111,11 +112,11 @@ func (c *checkout) planDir(p *dirPlan, present uint32) {
 		switch {
 		case b >= bend || a < aend && c.present.Name(a) < c.target.Name(b):
 			if c.present.Nodes[a].Flags&layer.Absent == 0 {
-				p.steps = append(p.steps, step{name: c.present.Name(a), remove: true})
+				p.steps = append(p.steps, step{name: c.present.Name(a), remove: true, was: a})
 			}
 			a = c.present.Nodes[a].End
 		case a >= aend || c.target.Name(b) < c.present.Name(a):
-			c.planNew(p, b, false)
+			c.planNew(p, 0, b)
 			b = c.target.Nodes[b].End
 		default:
 			c.planBoth(p, a, b)
@@ -124,9 +125,11 @@ func (c *checkout) planDir(p *dirPlan, present uint32) {
 	}
 }
 
-func (c *checkout) planNew(p *dirPlan, b uint32, swap bool) {
+// planNew plans to make b where a is; a is 0 where nothing is.
+func (c *checkout) planNew(p *dirPlan, a, b uint32) {
 	isDir := c.target.Nodes[b].IsDir()
-	p.steps = append(p.steps, step{name: c.target.Name(b), node: b, swap: swap || isDir, isDir: isDir})
+	wasDir := a != 0 && c.present.Nodes[a].IsDir()
+	p.steps = append(p.steps, step{name: c.target.Name(b), node: b, swap: wasDir || isDir, isDir: isDir, was: a})
 	c.tops = append(c.tops, b)
 }
 
@@ -142,7 +145,7 @@ func (c *checkout) planBoth(p *dirPlan, a, b uint32) {
 	case c.same(a, b):
 		y.KeepIdentity(x)
 	default:
-		c.planNew(p, b, x.IsDir())
+		c.planNew(p, a, b)
 	}
 }
 
@@ -334,7 +337,30 @@ func unlocking(dir int, name string, fn func() error) error {
 	return err
 }
 
+// errEdited: someone wrote to a path between the look at it and its change.
+var errEdited = errors.New("it was changed by someone else meanwhile")
+
+// unedited refuses a file that is not what it was when the tree was read: its
+// new content is in no snapshot.
+func (c *checkout) unedited(fd int, s step) error {
+	if s.was == 0 || c.present.Nodes[s.was].IsDir() || c.present.Nodes[s.was].Link != 0 {
+		return nil // the other names of a file change its ctime
+	}
+	var st unix.Stat_t
+	err := unix.Fstatat(fd, s.name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if err == unix.ENOENT {
+		return nil
+	}
+	if err == nil && !c.present.Nodes[s.was].SameInode(&st) {
+		err = errEdited
+	}
+	return err
+}
+
 func (c *checkout) step(ctx context.Context, fd int, s step) error {
+	if err := c.unedited(fd, s); err != nil {
+		return err
+	}
 	if s.remove {
 		return c.putAside(fd, s.name)
 	}
@@ -347,7 +373,7 @@ func (c *checkout) step(ctx context.Context, fd int, s step) error {
 			return err
 		}
 	} else {
-		err := unlocking(fd, s.name, func() error { return unix.Renameat(c.aside.FD, from, fd, s.name) })
+		err := unlocking(fd, s.name, func() error { return putIn(c.aside.FD, from, fd, s) })
 		if err == unix.EISDIR || err == unix.ENOTEMPTY {
 			err = c.swap(fd, from, s.name) // it became a directory meanwhile
 		}
@@ -356,6 +382,20 @@ func (c *checkout) step(ctx context.Context, fd int, s step) error {
 		}
 	}
 	return c.take(fd, s)
+}
+
+// putIn puts a file in place; where nothing was, nothing may have come.
+func putIn(from int, name string, fd int, s step) error {
+	if s.was == 0 {
+		err := unix.Renameat2(from, name, fd, s.name, unix.RENAME_NOREPLACE)
+		if err == unix.EEXIST {
+			return errEdited
+		}
+		if err != unix.EINVAL { // a file system that does not know the flag
+			return err
+		}
+	}
+	return unix.Renameat(from, name, fd, s.name)
 }
 
 // swap lets what is new and what is old change places, so that at no moment

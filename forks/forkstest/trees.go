@@ -25,6 +25,8 @@ func Write(t testing.TB, dir string, files map[string]string) {
 		}
 		assert.NilError(t, os.MkdirAll(filepath.Dir(full), 0o755))
 		assert.NilError(t, os.WriteFile(full, []byte(content), 0o644))
+		// Another case, at the same time, may be at work under its own umask.
+		assert.NilError(t, os.Chmod(full, 0o644))
 	}
 }
 

@@ -79,9 +79,20 @@ type applier struct {
 	root      int
 	set       fsat.Setter
 	warn      Warnings
-	todo      []forks.Change
+	todo      []doing
 	conflicts []string
 }
+
+// doing is a change to make, and what was at its path when that was decided;
+// the inode is 0 if nothing was, or nothing that a file's content could be lost
+// of.
+type doing struct {
+	forks.Change
+	seen Node
+}
+
+// errEdited: someone wrote to a path after it was found to be free to change.
+var errEdited = errors.New("it was changed by someone else meanwhile; what came before it in the list is applied")
 
 // errBlocked: a directory on the way is something else.
 var errBlocked = errors.New("not a directory")
@@ -114,9 +125,9 @@ func (a *applier) parent(path string) (*fsat.Dir, string, error) {
 
 // check sorts a change into what is to be done and what is in the way.
 func (a *applier) check(c forks.Change) error {
-	there, old, now, err := a.compare(c)
+	there, old, now, seen, err := a.compare(c)
 	if errors.Is(err, errBlocked) {
-		a.sort(c, c.New == nil, a.makesWay(c.Path))
+		a.sort(doing{c, seen}, c.New == nil, a.makesWay(c.Path))
 		return nil
 	}
 	if err != nil {
@@ -125,21 +136,21 @@ func (a *applier) check(c forks.Change) error {
 	switch {
 	case c.New == nil && !there, there && now:
 	case c.Old == nil && !there, there && old:
-		a.sort(c, false, true)
+		a.sort(doing{c, seen}, false, true)
 	default:
-		a.sort(c, false, false)
+		a.sort(doing{c, seen}, false, false)
 	}
 	return nil
 }
 
 // makesWay says whether something above path will become a directory.
 func (a *applier) makesWay(path string) bool {
-	return slices.ContainsFunc(a.todo, func(c forks.Change) bool {
+	return slices.ContainsFunc(a.todo, func(c doing) bool {
 		return c.Kind == forks.Type && strings.HasPrefix(path, c.Path+"/")
 	})
 }
 
-func (a *applier) sort(c forks.Change, done, free bool) {
+func (a *applier) sort(c doing, done, free bool) {
 	switch {
 	case done:
 	case free:
@@ -149,11 +160,12 @@ func (a *applier) sort(c forks.Change, done, free bool) {
 	}
 }
 
-// compare says whether the path is there, as it was and as it will be.
-func (a *applier) compare(c forks.Change) (there, old, now bool, err error) {
+// compare says whether the path is there, as it was and as it will be, and
+// which file it is.
+func (a *applier) compare(c forks.Change) (there, old, now bool, seen Node, err error) {
 	d, name, err := a.parent(c.Path)
 	if err != nil || d == nil {
-		return false, false, false, err
+		return false, false, false, seen, err
 	}
 	defer d.Release()
 	var st unix.Stat_t
@@ -163,20 +175,36 @@ func (a *applier) compare(c forks.Change) (there, old, now bool, err error) {
 		err = fsat.Access{}.StatName(d.FD, name, &st)
 	}
 	if errors.Is(err, unix.ENOENT) {
-		return false, false, false, nil
+		return false, false, false, seen, nil
 	}
 	if err != nil {
-		return false, false, false, err
+		return false, false, false, seen, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR && st.Nlink == 1 {
+		seen.SetIdentity(&st)
 	}
 	if now, err = a.matches(d.FD, name, &st, c, c.New, a.to); err != nil {
-		return true, false, false, err
+		return true, false, false, seen, err
 	}
 	old, err = a.matches(d.FD, name, &st, c, c.Old, a.from)
 	if err == nil && old && c.Kind == forks.Type && c.Old.Mode&unix.S_IFMT == unix.S_IFDIR {
 		node, _ := a.from.Find(c.Path)
 		old, err = a.onlyKnown(d.FD, name, node)
 	}
-	return true, old, now, err
+	return true, old, now, seen, err
+}
+
+// unedited refuses a file that is not the one that was compared.
+func unedited(dir int, name string, seen *Node) error {
+	if seen.Ino == 0 {
+		return nil
+	}
+	var st unix.Stat_t
+	err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if err == nil && !seen.SameInode(&st) {
+		return errEdited
+	}
+	return nil
 }
 
 // matches says whether what is at name is the entry e of state s.
@@ -382,7 +410,7 @@ func (a *applier) makeNew(ctx context.Context, tmp *fsat.Dir) error {
 	return r.Settle()
 }
 
-func (a *applier) remove(c forks.Change) error {
+func (a *applier) remove(c doing) error {
 	d, name, err := a.parent(c.Path)
 	if err != nil || d == nil {
 		return err
@@ -391,6 +419,9 @@ func (a *applier) remove(c forks.Change) error {
 	flags := 0
 	if c.Old.Mode&unix.S_IFMT == unix.S_IFDIR {
 		flags = unix.AT_REMOVEDIR
+	}
+	if err := unedited(d.FD, name, &c.seen); err != nil {
+		return err
 	}
 	err = a.writing(d.FD, func() error { return unix.Unlinkat(d.FD, name, flags) })
 	switch err {
@@ -418,7 +449,7 @@ func (a *applier) writing(dir int, fn func() error) error {
 }
 
 // place puts what was made as number i where it belongs.
-func (a *applier) place(tmp, i int, c forks.Change) error {
+func (a *applier) place(tmp, i int, c doing) error {
 	if c.Path == "." {
 		return nil
 	}
@@ -430,7 +461,10 @@ func (a *applier) place(tmp, i int, c forks.Change) error {
 		return unix.ENOENT
 	}
 	defer d.Release()
-	return a.writing(d.FD, func() error { return placeIn(d.FD, name, tmp, i, c) })
+	if err := unedited(d.FD, name, &c.seen); err != nil {
+		return err
+	}
+	return a.writing(d.FD, func() error { return placeIn(d.FD, name, tmp, i, c.Change) })
 }
 
 func placeIn(dir int, name string, tmp, i int, c forks.Change) error {
@@ -450,7 +484,16 @@ func placeIn(dir int, name string, tmp, i int, c forks.Change) error {
 		}
 		return unix.Mkdirat(dir, name, 0o700)
 	}
-	err := unix.Renameat(tmp, strconv.Itoa(i), dir, name)
+	var err error = unix.EINVAL
+	if c.Old == nil {
+		err = unix.Renameat2(tmp, strconv.Itoa(i), dir, name, unix.RENAME_NOREPLACE)
+	}
+	switch err {
+	case unix.EEXIST:
+		return errEdited
+	case unix.EINVAL: // something is to be replaced, or the flag is not known here
+		err = unix.Renameat(tmp, strconv.Itoa(i), dir, name)
+	}
 	if err == unix.ENOENT {
 		return nil // it could not be made, which a warning says
 	}
@@ -458,7 +501,7 @@ func placeIn(dir int, name string, tmp, i int, c forks.Change) error {
 }
 
 // settle gives a directory the metadata of the second snapshot.
-func (a *applier) settle(c forks.Change) error {
+func (a *applier) settle(c doing) error {
 	d, name, err := a.parent(c.Path)
 	if err != nil || d == nil {
 		return err

@@ -305,6 +305,12 @@ func (n *Node) identical(st *unix.Stat_t) bool {
 		(n.IsDir() || n.MtimeSec == st.Mtim.Sec && n.MtimeNsec == uint32(st.Mtim.Nsec) && (!n.IsReg() || n.Size == st.Size))
 }
 
+// SameInode says whether st is of the file that the node was made of, and
+// that it was not changed since.
+func (n *Node) SameInode(st *unix.Stat_t) bool {
+	return n.Ino == st.Ino && n.CtimeSec == st.Ctim.Sec && n.CtimeNsec == uint32(st.Ctim.Nsec)
+}
+
 // racy says whether a change after now could leave the ctime as it is.
 func racy(ctim unix.Timespec, now time.Time) bool {
 	return time.Unix(ctim.Sec, ctim.Nsec).Add(racyWindow).After(now)
