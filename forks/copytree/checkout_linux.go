@@ -343,15 +343,15 @@ var errEdited = errors.New("it was changed by someone else meanwhile")
 // unedited refuses a file that is not what it was when the tree was read: its
 // new content is in no snapshot.
 func (c *checkout) unedited(fd int, s step) error {
-	if s.was == 0 || c.present.Nodes[s.was].IsDir() || c.present.Nodes[s.was].Link != 0 {
-		return nil // the other names of a file change its ctime
+	if s.was == 0 || c.present.Nodes[s.was].IsDir() {
+		return nil
 	}
 	var st unix.Stat_t
 	err := unix.Fstatat(fd, s.name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if err == unix.ENOENT {
 		return nil
 	}
-	if err == nil && !c.present.Nodes[s.was].SameInode(&st) {
+	if err == nil && !c.present.Nodes[s.was].Unwritten(&st) {
 		err = errEdited
 	}
 	return err

@@ -180,8 +180,8 @@ func (a *applier) compare(c forks.Change) (there, old, now bool, seen Node, err 
 	if err != nil {
 		return false, false, false, seen, err
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFDIR && st.Nlink == 1 {
-		seen.SetIdentity(&st)
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		seen = newNode(&st)
 	}
 	if now, err = a.matches(d.FD, name, &st, c, c.New, a.to); err != nil {
 		return true, false, false, seen, err
@@ -201,7 +201,7 @@ func unedited(dir int, name string, seen *Node) error {
 	}
 	var st unix.Stat_t
 	err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW)
-	if err == nil && !seen.SameInode(&st) {
+	if err == nil && !seen.Unwritten(&st) {
 		return errEdited
 	}
 	return nil

@@ -305,10 +305,11 @@ func (n *Node) identical(st *unix.Stat_t) bool {
 		(n.IsDir() || n.MtimeSec == st.Mtim.Sec && n.MtimeNsec == uint32(st.Mtim.Nsec) && (!n.IsReg() || n.Size == st.Size))
 }
 
-// SameInode says whether st is of the file that the node was made of, and
-// that it was not changed since.
-func (n *Node) SameInode(st *unix.Stat_t) bool {
-	return n.Ino == st.Ino && n.CtimeSec == st.Ctim.Sec && n.CtimeNsec == uint32(st.Ctim.Nsec)
+// Unwritten says whether st is of the file that the node was made of, and that
+// nobody wrote to it since. The ctime does not tell: it changes when another
+// name of the file comes or goes.
+func (n *Node) Unwritten(st *unix.Stat_t) bool {
+	return n.Ino == st.Ino && n.MtimeSec == st.Mtim.Sec && n.MtimeNsec == uint32(st.Mtim.Nsec) && (!n.IsReg() || n.Size == st.Size)
 }
 
 // racy says whether a change after now could leave the ctime as it is.
