@@ -88,7 +88,8 @@ type Command struct {
 
 // Process is a command that was started.
 type Process interface {
-	// Signal sends a signal to the command's own process.
+	// Signal sends a signal to the command's own process; INT, QUIT, HUP and
+	// WINCH to its process group, as a terminal would.
 	Signal(sig syscall.Signal) error
 	// Stop ends everything: TERM to all, then KILL after grace. It returns at
 	// once; Wait tells when it is done. A second Stop with a shorter grace

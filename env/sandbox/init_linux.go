@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -155,14 +156,22 @@ func (h *helper) kill() {
 	h.keeper.end()
 }
 
-// signal sends a signal to the command's own process, if it was not reaped.
+// signal sends a signal to the command, if it was not reaped.
 func (h *helper) signal(sig syscall.Signal) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	to := h.pid
+	if slices.Contains(terminalSignals, sig) {
+		to = -to // it leads a process group of its own
+	}
 	if h.pid > 0 {
-		_ = syscall.Kill(h.pid, sig)
+		_ = syscall.Kill(to, sig)
 	}
 }
+
+// terminalSignals are what a terminal sends to a whole process group: a shell
+// that waits for its child acts upon an interrupt only when the child did.
+var terminalSignals = []syscall.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP, syscall.SIGWINCH}
 
 func (h *helper) report(m message) {
 	h.mu.Lock()

@@ -146,9 +146,6 @@ func (p *process) Stop(grace time.Duration) {
 	deadline := time.Now().Add(grace)
 	if p.killer == nil {
 		p.send(askTerm)
-		if p.level == LevelProcess {
-			_ = p.cmd.Process.Signal(syscall.SIGCONT) // see wake
-		}
 	} else if !deadline.Before(p.deadline) || !p.killer.Stop() {
 		return
 	}
@@ -168,27 +165,26 @@ func (p *process) killLocked() {
 	p.killed = true
 	if p.level == LevelProcess {
 		p.send(askKill)
-		go p.wake()
 		return
 	}
 	_ = p.cmd.Process.Kill() // an error means that it is dead
 }
 
-// wake keeps the reaper going until it has done what it was asked: at the
-// process level the command can stop it.
+// wake keeps the reaper going: at the process level the command can stop it,
+// even before it could say that the command was started.
 func (p *process) wake() {
 	for {
-		_ = p.cmd.Process.Signal(syscall.SIGCONT) // an error means that it is dead
 		select {
 		case <-p.done:
 			return
 		case <-time.After(wakeEvery):
+			_ = p.cmd.Process.Signal(syscall.SIGCONT) // an error means that it is dead
 		}
 	}
 }
 
-// wakeEvery is how long a stopped reaper can hold up the end of its command.
-const wakeEvery = 20 * time.Millisecond
+// wakeEvery is how long a stopped reaper can hold up what it is asked.
+const wakeEvery = 50 * time.Millisecond
 
 // Wait implements [Process].
 func (p *process) Wait() (Result, error) {

@@ -99,6 +99,9 @@ func (s *Sandbox) launch(c Command) (*process, error) {
 	p := newProcess(c.Level, cmd, ours, streams, s.tell)
 	p.send(sp.message()...)
 	go p.follow()
+	if c.Level == LevelProcess {
+		go p.wake()
+	}
 	return p, nil
 }
 
