@@ -39,12 +39,20 @@ func (*reaper) term() {
 	}
 }
 
+// looks is how often nobody must be found. A look at /proc takes time, and a
+// process whose parent dies meanwhile may be seen below neither the old parent
+// nor the new one; the next look finds it.
+const looks = 3
+
 // end kills descendants until none is left. New ones can appear while it
 // looks, but each comes from one that the next look finds.
 func (*reaper) end() {
+	none := 0
 	for pause := time.Duration(0); ; pause = min(pause+time.Millisecond, 10*time.Millisecond) {
 		alive := descendants(os.Getpid())
-		if len(alive) == 0 {
+		if len(alive) > 0 {
+			none = 0
+		} else if none++; none == looks {
 			return
 		}
 		for _, pid := range alive {
