@@ -8,9 +8,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
-	"unicode/utf8"
 
 	"gotest.tools/v3/assert"
 	"pgregory.net/rapid"
@@ -85,71 +83,4 @@ func TestLogMemory(t *testing.T) {
 	allocs := testing.AllocsPerRun(2000, func() { _, _ = log.Write(piece) })
 	assert.Assert(t, allocs < 1, "%v allocations a write", allocs)
 	assert.NilError(t, log.Close())
-}
-
-func TestPrefixer(t *testing.T) {
-	for _, c := range []struct {
-		name, in, want string
-		colours        bool
-	}{
-		{"lines", "one\ntwo\n", "p| one\np| two\n", false},
-		{"no end", "one", "p| one\n", false},
-		{"empty lines", "\n\n", "p| \np| \n", false},
-		{"carriage return", "a\r\n10%\r20%\n", "p| a\np| 10%^M20%\n", false},
-		{"control", "\x1b]0;title\a\x00\x7f\tx\n", "p| ^[]0;title^G^@^?\tx\n", false},
-		{"colours kept", "\x1b[31mred\x1b[2J\n", "p| \x1b[31mred^[[2J\x1b[0m\n", true},
-		{"colours dropped", "\x1b[31mred\n", "p| ^[[31mred\n", false},
-		{"bad UTF-8", "caf\xe9 \xff\n", "p| caf\uFFFD \uFFFD\n", false},
-		{"C1 and direction", "a\u009b2Jb\u202ec\n", "p| a<U+009B>2Jb<U+202E>c\n", false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			for size := 1; size <= len(c.in); size++ { // in pieces of any size
-				var out bytes.Buffer
-				w := sandbox.NewLinePrefixer(&out, c.colours).Writer("p| ")
-				for b := []byte(c.in); len(b) > 0; b = b[min(size, len(b)):] {
-					_, err := w.Write(b[:min(size, len(b))])
-					assert.NilError(t, err)
-				}
-				assert.NilError(t, w.Close())
-				assert.Equal(t, out.String(), c.want)
-			}
-		})
-	}
-}
-
-func TestPrefixerCutsLongLines(t *testing.T) {
-	var out bytes.Buffer
-	w := sandbox.NewLinePrefixer(&out, false).Writer("")
-	_, err := w.Write([]byte("x" + strings.Repeat("é", 100000) + "\nafter\n"))
-	assert.NilError(t, err)
-	lines := strings.Split(out.String(), "\n")
-	assert.Assert(t, utf8.ValidString(out.String()) && !strings.Contains(out.String(), "\uFFFD"))
-	assert.Assert(t, strings.HasSuffix(lines[0], "é [… line cut …]") && len(lines[0]) < 66<<10, "%d", len(lines[0]))
-	assert.Equal(t, lines[1], "after")
-}
-
-// TestPrefixerKeepsLinesWhole: several commands at once never share a line.
-func TestPrefixerKeepsLinesWhole(t *testing.T) {
-	var out bytes.Buffer
-	p := sandbox.NewLinePrefixer(&out, false)
-	var wait sync.WaitGroup
-	for i := range 4 {
-		w := p.Writer(fmt.Sprintf("c%d| ", i))
-		wait.Go(func() {
-			line := []byte(strings.Repeat(strconv.Itoa(i), 5000) + "\n")
-			for range 100 {
-				for b := line; len(b) > 0; b = b[min(777, len(b)):] {
-					_, _ = w.Write(b[:min(777, len(b))])
-				}
-			}
-		})
-	}
-	wait.Wait()
-	n := 0
-	for line := range strings.Lines(out.String()) {
-		i := line[1:2]
-		assert.Equal(t, line, "c"+i+"| "+strings.Repeat(i, 5000)+"\n")
-		n++
-	}
-	assert.Equal(t, n, 400)
 }
