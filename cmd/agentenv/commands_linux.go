@@ -20,6 +20,7 @@ import (
 )
 
 var linuxKinds = []kind{
+	{sandbox.ErrSandbox, "isolation", exitHarness}, // whatever errno lies below it
 	{env.ErrUsage, "usage", exitUsage},
 	{env.ErrNotFound, "not_found", exitUsage},
 	{env.ErrAmbiguous, "ambiguous", exitUsage},
@@ -33,12 +34,6 @@ var linuxKinds = []kind{
 	{forks.ErrUnfinished, "conflict", exitUsage},
 	{forks.ErrDamaged, "damaged", exitHarness},
 	{forks.ErrNotFound, "damaged", exitHarness}, // the history lists what the store does not have
-}
-
-// isIsolation says whether the sandbox could not be made.
-func isIsolation(err error) bool {
-	var s *sandbox.Error
-	return errors.As(err, &s)
 }
 
 func linuxHint(err error) string {
@@ -133,8 +128,7 @@ func (a *App) change(ctx context.Context, op string, fn func(*env.Env) error) er
 // explain adds to an error of the file system that a root lies on which one
 // that is, and how much room it has.
 func explain(root string, err error) error {
-	var refused *sandbox.Error
-	if errors.As(err, &refused) {
+	if errors.Is(err, sandbox.ErrSandbox) {
 		return err // ENOSPC is then a limit of namespaces, or Fix says it all
 	}
 	full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)

@@ -13,8 +13,6 @@ var linuxKinds []kind
 
 func isTerminal(any) bool { return false }
 
-func isIsolation(error) bool { return false }
-
 func linuxHint(error) string { return "" }
 
 // linuxCommands are the commands that need Linux: here they say so.

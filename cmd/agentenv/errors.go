@@ -85,13 +85,7 @@ func describe(err error) failure {
 		f.code, f.exit = "usage", exitUsage
 		return f
 	}
-	if isIsolation(err) {
-		f.code = "isolation"
-	}
 	for _, k := range kinds {
-		if f.code != "internal" {
-			break
-		}
 		if errors.Is(err, k.is) {
 			f.code, f.exit = k.code, k.exit
 			break

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
 	"syscall"
@@ -123,6 +124,9 @@ type Executor interface {
 	Start(ctx context.Context, c Command) (Process, error)
 }
 
+// ErrSandbox is what every [*Error] is, for errors.Is.
+var ErrSandbox = errors.New("the sandbox could not be made")
+
 // Error says which part of a sandbox could not be made, why, and the command
 // or step that mends it.
 type Error struct {
@@ -142,3 +146,6 @@ func (e *Error) Error() string {
 }
 
 func (e *Error) Unwrap() error { return e.Err }
+
+// Is makes every Error an [ErrSandbox].
+func (e *Error) Is(target error) bool { return target == ErrSandbox }
