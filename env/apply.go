@@ -65,8 +65,8 @@ var broughtGit = []string{"objects", "refs", "packed-refs", "HEAD", "index", "lo
 // what broughtGit has.
 func skipGit(bring bool) func(string) bool {
 	return func(path string) bool {
-		_, rest, inGit := cutGit(path)
-		if !inGit {
+		rest, ok := inGit(path)
+		if !ok {
 			return false
 		}
 		top, below, _ := strings.Cut(rest, "/")
@@ -75,17 +75,9 @@ func skipGit(bring bool) func(string) bool {
 	}
 }
 
-// cutGit splits a path at its first .git element.
-func cutGit(path string) (before, after string, found bool) {
-	if path == ".git" {
-		return "", "", true
-	}
-	if rest, ok := strings.CutPrefix(path, ".git/"); ok {
-		return "", rest, true
-	}
-	before, after, found = strings.Cut(path, "/.git/")
-	if !found {
-		before, found = strings.CutSuffix(path, "/.git")
-	}
-	return before, after, found
+// inGit returns what follows the first .git element of a path, and whether
+// there is one.
+func inGit(path string) (rest string, ok bool) {
+	_, rest, ok = strings.Cut("/"+path+"/", "/.git/")
+	return strings.TrimSuffix(rest, "/"), ok
 }

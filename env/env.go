@@ -173,9 +173,6 @@ func (e *Env) MountAt() string {
 // Source is the directory that the environment was taken from, or "".
 func (e *Env) Source() string { return e.meta.Source }
 
-// Backend is the name of the driver.
-func (e *Env) Backend() string { return e.meta.Backend }
-
 // RunsDir is the directory that holds a folder for each tournament.
 func (e *Env) RunsDir() string { return filepath.Join(e.root, runsName) }
 

@@ -168,13 +168,13 @@ func (e *Env) Checkout(ctx context.Context, ref string, discard bool) (CheckoutR
 			res.Saved = &saved.ID
 		}
 	}
-	return res, e.moveTree(ctx, "checkout", res.ID)
+	return res, e.moveTree(ctx, res.ID)
 }
 
 // moveTree makes the work tree equal to id and then moves HEAD there: until
 // that last step, a crash is undone by going back to HEAD.
-func (e *Env) moveTree(ctx context.Context, op string, id ID) error {
-	seq, err := e.journal.begin(intent{Op: op, From: e.meta.Head, To: id})
+func (e *Env) moveTree(ctx context.Context, id ID) error {
+	seq, err := e.journal.begin(intent{Op: "checkout", From: e.meta.Head, To: id})
 	if err != nil {
 		return err
 	}
