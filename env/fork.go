@@ -34,7 +34,7 @@ func (e *Env) ForkFrozen(ctx context.Context, key forks.Key, f Frozen) (*Fork, e
 }
 
 func (e *Env) forkStore(ctx context.Context, key forks.Key, store ID) (*Fork, error) {
-	tree, err := e.driver.Fork(ctx, key, store)
+	tree, err := e.driver.Fork(ctx, key, store, forks.ForkOptions{})
 	if err != nil {
 		return nil, err
 	}

@@ -107,7 +107,7 @@ func (e *Env) sweep(ctx context.Context) error {
 		if k == forks.Work {
 			continue
 		}
-		if err := e.driver.RemoveFork(ctx, k); err != nil {
+		if err := e.driver.RemoveFork(ctx, k); err != nil && !errors.Is(err, forks.ErrInUse) {
 			return err
 		}
 	}

@@ -48,7 +48,7 @@ func (e *Env) ensureWork(ctx context.Context) (forks.Tree, error) {
 
 // makeWork makes the work tree, equal to the driver's snapshot store.
 func (e *Env) makeWork(ctx context.Context, store ID) (forks.Tree, error) {
-	tree, err := e.driver.Fork(ctx, forks.Work, store)
+	tree, err := e.driver.Fork(ctx, forks.Work, store, forks.ForkOptions{})
 	if err != nil {
 		return tree, err
 	}

@@ -3,6 +3,7 @@ package forks
 import (
 	"context"
 	"io"
+	"os"
 	"time"
 )
 
@@ -14,8 +15,7 @@ type ID string
 type Key string
 
 // Work is the key of an environment's work tree. Its tree stands at
-// work/current below the store's root; every other fork's stands at
-// forks/KEY/tree.
+// work/current below the store's root, where it stands anywhere.
 const Work Key = "current"
 
 // Driver keeps the snapshots and forks of one store, a directory on one file
@@ -41,12 +41,35 @@ type Driver interface {
 	// it stores nothing.
 	Compare(ctx context.Context, base ID, src Source) (Changes, error)
 
+	// Replace makes the directory src.Dir, which is not of this store, equal to
+	// snapshot id and returns what it changed. What src leaves out, and what
+	// other file systems hold below it, stays as it is. Files are replaced by
+	// rename, directories that are in both keep their inodes. It can be
+	// repeated after a crash in its middle, with the same or another id.
+	Replace(ctx context.Context, id ID, src Source) (Changes, error)
+
 	// Fork makes the fork key, equal to base, and returns it ready to be
-	// mounted and written to.
-	Fork(ctx context.Context, key Key, base ID) (Tree, error)
+	// mounted and written to. No other process removes it while this driver
+	// is open or a [Driver.Use] of it lasts.
+	Fork(ctx context.Context, key Key, base ID, o ForkOptions) (Tree, error)
 
 	// Tree returns an existing fork, or an error that is [ErrNotFound].
 	Tree(key Key) (Tree, error)
+
+	// Attach makes a fork stand at Mount.Dir on the host and returns it so. It
+	// is no error if it does already; it is [ErrUnsupported] if its tree is
+	// one that this user can mount only in a namespace.
+	Attach(ctx context.Context, key Key) (Tree, error)
+
+	// Detach takes back what Attach did; no error if it was not done.
+	Detach(ctx context.Context, key Key) error
+
+	// Use says that processes are about to work in the fork. The file is to be
+	// handed to the first of them, which keeps it open as long as any of them
+	// lives; release is called when all are gone. While either holds, no other
+	// process can use or remove the fork: it waits a little for those who are
+	// just ending, then it gets [ErrInUse].
+	Use(ctx context.Context, key Key) (file *os.File, release func(), err error)
 
 	// Status returns what the fork has changed against its base. It reads no
 	// file whose inode, ctime, size and mtime say that it did not change.
@@ -60,13 +83,14 @@ type Driver interface {
 	Commit(ctx context.Context, key Key, id ID, intent func() error) (Changes, error)
 
 	// Checkout makes the fork equal to snapshot id, which becomes its base.
-	// Directories that are in both keep their inodes. Whatever the fork held
-	// is lost: the caller commits first. It can be repeated after a crash in
-	// its middle, with the same or another id.
+	// Unless the driver's trees are mounted ([Features]), directories that are
+	// in both keep their inodes. Whatever the fork held is lost: the caller
+	// commits first. It can be repeated after a crash in its middle, with the
+	// same or another id.
 	Checkout(ctx context.Context, key Key, id ID) error
 
 	// RemoveFork removes a fork and all it holds. A fork that is not there is
-	// no error.
+	// no error; one that another process uses is [ErrInUse].
 	RemoveFork(ctx context.Context, key Key) error
 
 	// RemoveSnapshot gives back the storage of a snapshot. Storage that other
@@ -104,7 +128,7 @@ type Driver interface {
 type Features struct {
 	// ConstantFork: a fork costs the same whatever the size of its base.
 	ConstantFork bool
-	// Mounted: a fork's tree is only there where its Tree.Mount is mounted.
+	// Mounted: the work tree is only there where its Tree.Mount is mounted.
 	Mounted bool
 	// SharedExtents: copies share their blocks on disk (FICLONE works).
 	SharedExtents bool
@@ -130,10 +154,37 @@ type Tree struct {
 	Warnings []string
 }
 
-// Mount says how a tree becomes visible: a directory to bind.
+// ForkOptions say how [Driver.Fork] works.
+type ForkOptions struct {
+	// Plain asks for a tree that is a directory without any mount, for
+	// commands that run without namespaces. It may take time for each file.
+	Plain bool
+}
+
+// Mount says how a tree becomes visible: a directory to bind, or an overlay to
+// mount. [Mount.Open] does either.
 type Mount struct {
-	// Dir is the absolute path of the directory that is the tree.
+	// Dir is the absolute path where the tree stands on the host, or with
+	// Overlay would stand if it were attached.
 	Dir string
+	// Overlay is what is to be mounted; nil if the tree stands at Dir.
+	Overlay *Overlay
+}
+
+// Overlay is a tree made of frozen layers and a private directory above them.
+// It is mounted once at a time: a second mount of the same Upper sees and
+// leaves stale files.
+type Overlay struct {
+	// Dir is an absolute path; the others are relative to it.
+	Dir string
+	// Lower holds the layers, the nearest first; there is at least one.
+	Lower []string
+	// Upper takes what is written; Work is the kernel's own, empty before
+	// each mount, on the same file system.
+	Upper, Work string
+	// Volatile: nothing written is synced by the mount; who keeps the tree
+	// syncs what is kept.
+	Volatile bool
 }
 
 // Source is a directory to capture.
@@ -152,6 +203,10 @@ type Source struct {
 	// not be given it, as when an ordinary user unpacked an archive. It takes
 	// the place of what the inode says.
 	Owners map[string][2]uint32
+	// Index, if set, is the absolute path of a file in which the driver keeps
+	// what it knows of Dir from one call to the next, so that unchanged files
+	// are recognised without being read whatever the base. It is a cache.
+	Index string
 	// Progress, if set, is called now and then with what was captured so far,
 	// from any goroutine.
 	Progress func(files, bytes int64)

@@ -14,6 +14,8 @@ var (
 	ErrExists = errors.New("already exists")
 	// ErrUnsupported: this driver cannot do that here.
 	ErrUnsupported = errors.New("not supported")
+	// ErrInUse: another process works in the fork.
+	ErrInUse = errors.New("in use by another process")
 	// ErrUnfinished: an Apply to this directory was cut short or is at work;
 	// repeated, it completes.
 	ErrUnfinished = errors.New("an apply is not finished")

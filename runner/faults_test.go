@@ -45,11 +45,11 @@ func (f *fault) check(op string, key forks.Key) error {
 	return nil
 }
 
-func (d faultyDriver) Fork(ctx context.Context, key forks.Key, base forks.ID) (forks.Tree, error) {
+func (d faultyDriver) Fork(ctx context.Context, key forks.Key, base forks.ID, o forks.ForkOptions) (forks.Tree, error) {
 	if err := d.fault.check("fork", key); err != nil {
 		return forks.Tree{}, err
 	}
-	return d.Driver.Fork(ctx, key, base)
+	return d.Driver.Fork(ctx, key, base, o)
 }
 
 func (d faultyDriver) Commit(ctx context.Context, key forks.Key, id forks.ID, intent func() error) (forks.Changes, error) {

@@ -43,7 +43,7 @@ func benchWork(b *testing.B) (forks.Driver, string) {
 	assert.NilError(b, err)
 	_, err = d.Capture(context.Background(), "a0", "", forks.Source{Dir: src})
 	assert.NilError(b, err)
-	t, err := d.Fork(context.Background(), forks.Work, "a0")
+	t, err := d.Fork(context.Background(), forks.Work, "a0", forks.ForkOptions{})
 	assert.NilError(b, err)
 	return d, t.Mount.Dir
 }
@@ -83,7 +83,7 @@ func BenchmarkCapture(b *testing.B) {
 func BenchmarkFork(b *testing.B) {
 	d, _ := benchWork(b)
 	for i := 0; b.Loop(); i++ {
-		_, err := d.Fork(context.Background(), forks.Key(fmt.Sprint("k", b.N, "-", i)), "a0")
+		_, err := d.Fork(context.Background(), forks.Key(fmt.Sprint("k", b.N, "-", i)), "a0", forks.ForkOptions{})
 		assert.NilError(b, err)
 	}
 }
@@ -142,7 +142,7 @@ func BenchmarkRemoveFork(b *testing.B) {
 	ctx := context.Background()
 	for b.Loop() {
 		b.StopTimer()
-		_, err := d.Fork(ctx, "k", "a0")
+		_, err := d.Fork(ctx, "k", "a0", forks.ForkOptions{})
 		assert.NilError(b, err)
 		b.StartTimer()
 		assert.NilError(b, d.RemoveFork(ctx, "k"))

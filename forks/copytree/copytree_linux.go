@@ -11,7 +11,9 @@ import (
 
 	"github.com/agentenv/agentenv/forks"
 	"github.com/agentenv/agentenv/forks/internal/fsat"
+	"github.com/agentenv/agentenv/forks/internal/hold"
 	"github.com/agentenv/agentenv/forks/internal/layer"
+	"github.com/agentenv/agentenv/forks/internal/place"
 	"golang.org/x/sys/unix"
 )
 
@@ -64,6 +66,7 @@ func fsName(magic int64) string {
 
 type driver struct {
 	store *layer.Store
+	holds hold.Table
 
 	mu     sync.Mutex
 	probed bool // whether clone is known
@@ -101,7 +104,25 @@ func (d *driver) Features() forks.Features {
 	return forks.Features{SharedExtents: d.clone, Owners: root, Devices: root}
 }
 
-func (d *driver) Close() error { return d.store.Close() }
+func (d *driver) Close() error {
+	d.holds.Close()
+	return d.store.Close()
+}
+
+// Attach does nothing: the trees of this driver stand on the host.
+func (d *driver) Attach(_ context.Context, key forks.Key) (forks.Tree, error) { return d.Tree(key) }
+
+// Detach does nothing, for the same reason.
+func (d *driver) Detach(context.Context, forks.Key) error { return nil }
+
+func (d *driver) Use(ctx context.Context, key forks.Key) (file *os.File, release func(), err error) {
+	defer wrap("use", key, &err)
+	if err := key.Check(); err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", forks.ErrNotFound, err)
+	}
+	dir, _ := d.store.ForkDir(key)
+	return d.holds.Use(ctx, key, dir)
+}
 
 func (d *driver) Capture(ctx context.Context, id, base forks.ID, src forks.Source) (c forks.Changes, err error) {
 	defer wrap("capture", id, &err)
@@ -111,6 +132,11 @@ func (d *driver) Capture(ctx context.Context, id, base forks.ID, src forks.Sourc
 func (d *driver) Compare(ctx context.Context, base forks.ID, src forks.Source) (c forks.Changes, err error) {
 	defer wrap("compare", base, &err)
 	return d.store.Compare(ctx, base, src)
+}
+
+func (d *driver) Replace(ctx context.Context, id forks.ID, src forks.Source) (c forks.Changes, err error) {
+	defer wrap("replace", id, &err)
+	return place.Replace(ctx, d, id, src)
 }
 
 func (d *driver) View(_ context.Context, id forks.ID) (v forks.View, err error) {
@@ -164,7 +190,7 @@ func (d *driver) tree(key forks.Key, base forks.ID) forks.Tree {
 	return forks.Tree{Key: key, Base: base, Mount: forks.Mount{Dir: filepath.Join(dir, name)}}
 }
 
-func (d *driver) Fork(ctx context.Context, key forks.Key, base forks.ID) (t forks.Tree, err error) {
+func (d *driver) Fork(ctx context.Context, key forks.Key, base forks.ID, _ forks.ForkOptions) (t forks.Tree, err error) {
 	defer wrap("fork", key, &err)
 	if err := key.Check(); err != nil {
 		return t, fmt.Errorf("%w: %w", forks.ErrUnsupported, err)
@@ -212,15 +238,31 @@ func (d *driver) forkStage(ctx context.Context, st *layer.Stage, key forks.Key, 
 			return forks.Tree{}, &os.PathError{Op: "syncfs", Path: made, Err: err}
 		}
 	}
-	if err := os.Rename(made, dir); err != nil {
-		if errors.Is(err, unix.ENOTEMPTY) {
-			err = forks.ErrExists
-		}
+	if err := d.publishFork(key, made, dir); err != nil {
 		return forks.Tree{}, err
 	}
 	t := d.tree(key, base)
 	t.Warnings = warn.Lines()
 	return t, nil
+}
+
+// publishFork gives a fork its place; it is held before it is seen.
+func (d *driver) publishFork(key forks.Key, made, dir string) error {
+	lock, err := os.Open(made)
+	if err != nil {
+		return err
+	}
+	if err := d.holds.Made(key, lock); err != nil {
+		return errors.Join(err, lock.Close())
+	}
+	err = os.Rename(made, dir)
+	if err != nil {
+		d.holds.Drop(key)
+	}
+	if errors.Is(err, unix.ENOTEMPTY) {
+		err = forks.ErrExists
+	}
+	return err
 }
 
 // scan compares a fork with its base.
@@ -362,9 +404,12 @@ func (d *driver) RemoveFork(ctx context.Context, key forks.Key) (err error) {
 		return nil
 	}
 	dir, _ := d.store.ForkDir(key)
-	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
+	if err := d.holds.Try(key, dir); errors.Is(err, forks.ErrNotFound) {
 		return nil
+	} else if err != nil {
+		return err
 	}
+	defer d.holds.Drop(key)
 	st, err := d.store.NewStage()
 	if err != nil {
 		return err

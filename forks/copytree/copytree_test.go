@@ -37,7 +37,7 @@ func chain(t *testing.T, dir string, n int) (forks.Driver, []forks.ID, forks.Tre
 	ids := []forks.ID{"a0"}
 	_, err := d.Capture(t.Context(), "a0", "", forks.Source{Dir: src})
 	assert.NilError(t, err)
-	tree, err := d.Fork(t.Context(), forks.Work, "a0")
+	tree, err := d.Fork(t.Context(), forks.Work, "a0", forks.ForkOptions{})
 	assert.NilError(t, err)
 	for i := 1; i < n; i++ {
 		forkstest.Write(t, tree.Mount.Dir, map[string]string{"f": fmt.Sprint(i), fmt.Sprint("n", i): "x"})
@@ -124,11 +124,11 @@ func TestNoSpace(t *testing.T) {
 			d := openStore(t, filepath.Join(dir, "store"))
 			_, err := d.Capture(ctx, "a0", "", forks.Source{Dir: src})
 			assert.NilError(t, err)
-			tree, err := d.Fork(ctx, forks.Work, "a0")
+			tree, err := d.Fork(ctx, forks.Work, "a0", forks.ForkOptions{})
 			assert.NilError(t, err)
-			_, err = d.Fork(ctx, "k", "a0")
+			_, err = d.Fork(ctx, "k", "a0", forks.ForkOptions{})
 			if err == nil {
-				_, err = d.Fork(ctx, "l", "a0")
+				_, err = d.Fork(ctx, "l", "a0", forks.ForkOptions{})
 			}
 			assert.ErrorIs(t, err, unix.ENOSPC)
 			fill(t, filepath.Join(dir, "filler"))
@@ -181,7 +181,7 @@ func TestFewDescriptors(t *testing.T) {
 	d := openStore(t, filepath.Join(t.TempDir(), "store"))
 	_, err := d.Capture(t.Context(), "a0", "", forks.Source{Dir: src})
 	assert.NilError(t, err)
-	tree, err := d.Fork(t.Context(), forks.Work, "a0")
+	tree, err := d.Fork(t.Context(), forks.Work, "a0", forks.ForkOptions{})
 	assert.NilError(t, err)
 	forkstest.Equal(t, forkstest.Read(t, tree.Mount.Dir), forkstest.Read(t, src))
 	assert.NilError(t, d.RemoveFork(t.Context(), forks.Work))

@@ -37,7 +37,7 @@ func crashMain() {
 		case "capture":
 			_, err = d.Capture(ctx, id, "", forks.Source{Dir: src})
 		case "fork":
-			if _, err = d.Fork(ctx, forks.Key("k"+string(id)), "a0"); err == nil && i%2 == 0 {
+			if _, err = d.Fork(ctx, forks.Key("k"+string(id)), "a0", forks.ForkOptions{}); err == nil && i%2 == 0 {
 				err = d.RemoveFork(ctx, forks.Key("k"+string(id)))
 			}
 		case "commit":

@@ -76,11 +76,11 @@ func (d *faulty) Capture(ctx context.Context, id, base forks.ID, src forks.Sourc
 	return d.Driver.Capture(ctx, id, base, src)
 }
 
-func (d *faulty) Fork(ctx context.Context, key forks.Key, base forks.ID) (forks.Tree, error) {
+func (d *faulty) Fork(ctx context.Context, key forks.Key, base forks.ID, o forks.ForkOptions) (forks.Tree, error) {
 	if err := d.f.check("Fork", string(key)); err != nil {
 		return forks.Tree{}, err
 	}
-	return d.Driver.Fork(ctx, key, base)
+	return d.Driver.Fork(ctx, key, base, o)
 }
 
 func (d *faulty) Tree(key forks.Key) (forks.Tree, error) {

@@ -76,7 +76,7 @@ func (m *model) newID() forks.ID {
 }
 
 func (m *model) fork(r *rapid.T, key forks.Key, id forks.ID) {
-	tree, err := m.d.Fork(m.w.ctx, key, id)
+	tree, err := m.d.Fork(m.w.ctx, key, id, forks.ForkOptions{})
 	assert.NilError(r, err)
 	m.forks = append(m.forks, modelFork{key, tree.Mount.Dir, id})
 	m.equal(r, tree.Mount.Dir, id)
@@ -151,7 +151,7 @@ func (m *model) commit(r *rapid.T, f *modelFork) {
 func (m *model) all(r *rapid.T) {
 	for i, id := range m.ids {
 		key := forks.Key(fmt.Sprint("all", i))
-		tree, err := m.d.Fork(m.w.ctx, key, id)
+		tree, err := m.d.Fork(m.w.ctx, key, id, forks.ForkOptions{})
 		assert.NilError(r, err)
 		m.equal(r, tree.Mount.Dir, id)
 		assert.NilError(r, m.d.RemoveFork(m.w.ctx, key))

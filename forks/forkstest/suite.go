@@ -76,9 +76,12 @@ type world struct {
 
 func (w *world) store() string { return filepath.Join(w.dir, "store") }
 
-// open opens the store once more, as another process would.
+// open opens the store anew, as another process would.
 func (w *world) open() {
 	w.Helper()
+	if w.d != nil {
+		assert.NilError(w, w.d.Close())
+	}
 	d, err := w.b.Open(w.ctx, w.store())
 	assert.NilError(w, err)
 	w.d = d
@@ -109,7 +112,7 @@ func (w *world) capture(dir string) forks.ID {
 
 func (w *world) fork(key forks.Key, base forks.ID) string {
 	w.Helper()
-	tree, err := w.d.Fork(w.ctx, key, base)
+	tree, err := w.d.Fork(w.ctx, key, base, forks.ForkOptions{})
 	assert.NilError(w, err)
 	return tree.Mount.Dir
 }
@@ -267,9 +270,9 @@ func testErrors(w *world) {
 	check(err, forks.ErrExists)
 	_, err = w.d.Capture(w.ctx, "ffff", "eeee", forks.Source{Dir: filepath.Join(w.dir, "src")})
 	check(err, forks.ErrNotFound)
-	_, err = w.d.Fork(w.ctx, forks.Work, id)
+	_, err = w.d.Fork(w.ctx, forks.Work, id, forks.ForkOptions{})
 	check(err, forks.ErrExists)
-	_, err = w.d.Fork(w.ctx, "k", "eeee")
+	_, err = w.d.Fork(w.ctx, "k", "eeee", forks.ForkOptions{})
 	check(err, forks.ErrNotFound)
 	_, err = w.d.Tree("k")
 	check(err, forks.ErrNotFound)
@@ -298,7 +301,7 @@ func testNames(w *world) {
 	outside := filepath.Join(w.dir, "outside")
 	Write(w, outside, map[string]string{"keep": "x"})
 	for _, bad := range []string{"", "..", "../../outside", "a/b", "/etc", "-rf", "A", "x\x00", ".hidden", strings.Repeat("a", 300)} {
-		_, err := w.d.Fork(w.ctx, forks.Key(bad), id)
+		_, err := w.d.Fork(w.ctx, forks.Key(bad), id, forks.ForkOptions{})
 		assert.Assert(w, err != nil || bad == "-rf", "%q", bad)
 		if bad != "a" {
 			_, err = w.d.Capture(w.ctx, forks.ID(bad), "", forks.Source{Dir: outside})

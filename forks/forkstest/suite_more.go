@@ -418,7 +418,7 @@ func testTextBusy(w *world) {
 		wg.Go(func() {
 			for i := range 8 {
 				key := forks.Key(fmt.Sprintf("k%d-%d", g, i))
-				tree, err := w.d.Fork(w.ctx, key, id)
+				tree, err := w.d.Fork(w.ctx, key, id, forks.ForkOptions{})
 				if err != nil {
 					failures <- err
 					return
@@ -461,7 +461,7 @@ func testCancel(w *world) {
 	id := w.capture(src)
 	for i := range 8 {
 		ctx, cancel := context.WithTimeout(w.ctx, time.Duration(i)*time.Millisecond)
-		_, err := w.d.Fork(ctx, "k", id)
+		_, err := w.d.Fork(ctx, "k", id, forks.ForkOptions{})
 		cancel()
 		if err == nil {
 			assert.NilError(w, w.d.RemoveFork(w.ctx, "k"))
