@@ -153,7 +153,7 @@ func (t *tournament) compete(ctx context.Context) error {
 	for _, a := range t.attempts {
 		a.event(Event{Type: EventQueued})
 	}
-	slots := make(chan struct{}, max(t.Plan.Parallel, 1))
+	slots := make(chan struct{}, t.slots())
 	for _, a := range t.attempts {
 		select {
 		case slots <- struct{}{}:
