@@ -69,6 +69,8 @@ func TestFigures(t *testing.T) {
 	f.home = f.mkdir(t, "home")
 	// Those that remove many files come last, for the sake of ext4; see initOn.
 	t.Run("init", f.inits)
+	t.Run("fork", f.forkTimes)
+	t.Run("backends", f.backends)
 	t.Run("commit", f.commit)
 	t.Run("start", f.start)
 	t.Run("history", f.history)
@@ -187,12 +189,13 @@ func smallFiles(t *testing.T, dir string, n int) {
 
 // environment makes an environment of n small files, with a work tree, and
 // returns its root and the work tree.
-func (f *figures) environment(t *testing.T, name string, n int) (root, work string) {
+func (f *figures) environment(t *testing.T, name string, n int, global ...string) (root, work string) {
 	src := f.mkdir(t, name+"/src")
 	smallFiles(t, src, n)
 	root = filepath.Join(f.dir, name, "root")
-	f.timed(t, "agentenv", "--root", root, "init", "--from", src)
+	f.timed(t, "agentenv", append(append([]string{"--root", root}, global...), "init", "--from", src)...)
 	f.timed(t, "agentenv", "--root", root, "checkout", "HEAD")
+	t.Cleanup(func() { _ = exec.Command(f.agentenv, "--root", root, "umount").Run() })
 	f.settle(t, f.dir)
 	return root, filepath.Join(root, "work", "current")
 }
@@ -369,9 +372,9 @@ func highWater(pid int) (int64, bool) {
 // commit: one file changed in a large work tree, against one find that looks
 // at as much of each file as commit has to.
 func (f *figures) commit(t *testing.T) {
-	root, work := f.environment(t, "commit", benchFiles)
+	root, work := f.environment(t, "commit", benchFiles, "--backend", "copy")
 	i := 0
-	f.compare(fmt.Sprintf("commit, 1 of %d files changed : find -printf", benchFiles), barCommit, 11,
+	f.compare(fmt.Sprintf("commit, copy, 1 of %d files changed : find -printf", benchFiles), barCommit, 11,
 		func() time.Duration {
 			i++
 			assert.NilError(t, os.WriteFile(filepath.Join(work, "d07", "e07", "changed"), []byte(strconv.Itoa(i)), 0o644))
