@@ -45,7 +45,8 @@ type Driver interface {
 	// snapshot id and returns what it changed. What src leaves out, and what
 	// other file systems hold below it, stays as it is. Files are replaced by
 	// rename, directories that are in both keep their inodes. It can be
-	// repeated after a crash in its middle, with the same or another id.
+	// repeated after a crash in its middle, with the same or another id. An
+	// error that is [ErrUntouched] says that nothing was changed.
 	Replace(ctx context.Context, id ID, src Source) (Changes, error)
 
 	// Fork makes the fork key, equal to base, and returns it ready to be
@@ -83,10 +84,10 @@ type Driver interface {
 	Commit(ctx context.Context, key Key, id ID, intent func() error) (Changes, error)
 
 	// Checkout makes the fork equal to snapshot id, which becomes its base.
-	// Unless the driver's trees are mounted ([Features]), directories that are
-	// in both keep their inodes. Whatever the fork held is lost: the caller
-	// commits first. It can be repeated after a crash in its middle, with the
-	// same or another id.
+	// Unless the driver's trees are mounted or replaced ([Features]),
+	// directories that are in both keep their inodes. Whatever the fork held is
+	// lost: the caller commits first. It can be repeated after a crash in its
+	// middle, with the same or another id.
 	Checkout(ctx context.Context, key Key, id ID) error
 
 	// RemoveFork removes a fork and all it holds. A fork that is not there is
@@ -130,6 +131,10 @@ type Features struct {
 	ConstantFork bool
 	// Mounted: the work tree is only there where its Tree.Mount is mounted.
 	Mounted bool
+	// Replaced: Checkout puts another tree in the place of the fork's. Who has
+	// a working directory in the old one has one that is gone; Tree names them
+	// in its Warnings.
+	Replaced bool
 	// SharedExtents: copies share their blocks on disk (FICLONE works).
 	SharedExtents bool
 	// Owners: files can be given any owner; if not, owners are kept in the
@@ -203,10 +208,13 @@ type Source struct {
 	// not be given it, as when an ordinary user unpacked an archive. It takes
 	// the place of what the inode says.
 	Owners map[string][2]uint32
-	// Index, if set, is the absolute path of a file in which the driver keeps
+	// Index, if set, is the absolute path of a file, in a directory of the
+	// caller's outside of Dir or left out of it, in which the driver keeps
 	// what it knows of Dir from one call to the next, so that unchanged files
 	// are recognised without being read whatever the base. It is a cache.
 	Index string
+	// IndexReadOnly leaves the Index as it is, for who only looks.
+	IndexReadOnly bool
 	// Progress, if set, is called now and then with what was captured so far,
 	// from any goroutine.
 	Progress func(files, bytes int64)

@@ -19,6 +19,8 @@ var (
 	// ErrUnfinished: an Apply to this directory was cut short or is at work;
 	// repeated, it completes.
 	ErrUnfinished = errors.New("an apply is not finished")
+	// ErrUntouched: what was to be changed is as it was.
+	ErrUntouched = errors.New("nothing was changed")
 	// ErrDamaged: the store's own data is incomplete or unreadable.
 	ErrDamaged = errors.New("damaged")
 )

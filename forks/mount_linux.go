@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -35,6 +36,9 @@ func (o *Overlay) mount() (int, error) {
 		return -1, &os.PathError{Op: "open", Path: o.Dir, Err: err}
 	}
 	defer unix.Close(dir)
+	if err := o.waitFree(); err != nil {
+		return -1, err
+	}
 	fs, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return -1, os.NewSyscallError("fsopen overlay", err)
@@ -67,6 +71,47 @@ func (o *Overlay) mount() (int, error) {
 		return -1, os.NewSyscallError("fsmount overlay", err)
 	}
 	return mnt, nil
+}
+
+// patience is how long a mount waits for the end of another: that of a process
+// which was killed goes when its namespace does, a moment after it.
+const patience = time.Second
+
+// waitFree is Free, with patience.
+func (o *Overlay) waitFree() error {
+	end := time.Now().Add(patience)
+	for {
+		err := o.Free()
+		if err == nil || time.Now().After(end) {
+			return err
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// Free returns [ErrInUse] if the upper is mounted anywhere, in whatever mount
+// namespace. The kernel marks such a directory and refuses it with EBUSY to a
+// mount that wants an index (without one it only warns); to be its own work
+// directory, as it is asked to here, it refuses to any other with EINVAL. Who
+// may not mount gets nil.
+func (o *Overlay) Free() error {
+	fs, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil // the mount, if it comes to one, says why
+	}
+	defer unix.Close(fs)
+	upper := filepath.Join(o.Dir, o.Upper)
+	opts := [][2]string{{"lowerdir", upper}, {"upperdir", upper}, {"workdir", upper}, {"index", "on"}}
+	for _, opt := range opts {
+		if unix.FsconfigSetString(fs, opt[0], opt[1]) != nil {
+			return nil
+		}
+	}
+	_ = unix.FsconfigSetFlag(fs, "userxattr") // as the mount itself
+	if unix.FsconfigCreate(fs) == unix.EBUSY {
+		return &os.PathError{Op: "mount", Path: upper, Err: ErrInUse}
+	}
+	return nil
 }
 
 // options are those of every overlay of this program.

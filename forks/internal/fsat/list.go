@@ -19,6 +19,7 @@ type List struct {
 }
 
 type listed struct {
+	ino  uint64
 	off  uint32
 	size uint8
 	kind uint8
@@ -61,7 +62,7 @@ func (l *List) parse(b []byte) {
 		}
 		ino := binary.NativeEndian.Uint64(b)
 		if s := string(name[:end]); ino != 0 && s != "." && s != ".." {
-			l.names = append(l.names, listed{uint32(len(l.data)), uint8(end), b[18]})
+			l.names = append(l.names, listed{ino, uint32(len(l.data)), uint8(end), b[18]})
 			l.data = append(append(l.data, name[:end]...), 0)
 		}
 		b = b[size:]
@@ -76,6 +77,10 @@ func (l *List) Name(i int) []byte {
 	n := l.names[i]
 	return l.data[n.off : n.off+uint32(n.size)]
 }
+
+// Ino returns the inode of name i; of a mount point, that of the directory
+// below it.
+func (l *List) Ino(i int) uint64 { return l.names[i].ino }
 
 // Ptr returns the NUL-terminated name i.
 func (l *List) Ptr(i int) *byte { return &l.data[l.names[i].off] }

@@ -113,8 +113,8 @@ func xattrs(list func([]byte) (int, error), get func(string, []byte) (int, error
 		}
 		var room [256]byte
 		value, err := grow(room[:], func(b []byte) (int, error) { return get(name, b) })
-		if errors.Is(err, unix.ENODATA) {
-			continue
+		if errors.Is(err, unix.ENODATA) || errors.Is(err, unix.EACCES) && ForOverlay(name) {
+			continue // an overlay puts marks on directories that their owner may not read
 		}
 		if err != nil {
 			return nil, fmt.Errorf("attribute %s: %w", name, err)
@@ -195,17 +195,41 @@ func (s Setter) FD(fd int, m *Meta, st *unix.Stat_t) error {
 		}
 	}
 	for _, x := range m.Xattrs {
-		err := unix.Fsetxattr(fd, x.Name, []byte(x.Value), 0)
-		if err = s.xattrError(x.Name, err); err != nil {
+		if err := s.xattrError(x.Name, s.setXattr(fd, x, m.Mode&0o7777)); err != nil {
 			return err
 		}
 	}
+	if err := SetTimes(fd, m); err != nil {
+		return err
+	}
+	return unix.Fstat(fd, st)
+}
+
+// SetTimes gives the open file fd the times of m.
+func SetTimes(fd int, m *Meta) error {
 	ts := times(m)
 	_, _, e := unix.Syscall6(unix.SYS_UTIMENSAT, uintptr(fd), 0, uintptr(unsafe.Pointer(&ts)), 0, 0, 0)
 	if e != 0 {
 		return e
 	}
-	return unix.Fstat(fd, st)
+	return nil
+}
+
+// setXattr sets an attribute of what has the given mode. Those of users need
+// the right to write, which a read-only mode refuses even its owner.
+func (s Setter) setXattr(fd int, x Xattr, mode uint32) error {
+	err := unix.Fsetxattr(fd, x.Name, []byte(x.Value), 0)
+	if err != unix.EACCES || s.root || mode&0o200 != 0 {
+		return err
+	}
+	if err := unix.Fchmod(fd, mode|0o200); err != nil {
+		return err
+	}
+	err = unix.Fsetxattr(fd, x.Name, []byte(x.Value), 0)
+	if e := unix.Fchmod(fd, mode); e != nil {
+		return e
+	}
+	return err
 }
 
 func (s Setter) mustChmod(m *Meta, st *unix.Stat_t) bool {
@@ -323,4 +347,12 @@ func Unlock(fd int) error {
 		return unix.EPERM
 	}
 	return unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, clear)
+}
+
+// Lock makes the open directory fd refuse changes, also root's, where the file
+// system has a flag for that.
+func Lock(fd int) {
+	if flags, err := unix.IoctlGetInt(fd, unix.FS_IOC_GETFLAGS); err == nil {
+		_ = unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, flags|immutableFlag) // the mode says the same to all but root
+	}
 }

@@ -108,7 +108,7 @@ var chmodding sync.Mutex
 func (a Access) openByChmod(dir int, name string, flags int) (fd int, err error) {
 	chmodding.Lock()
 	defer chmodding.Unlock()
-	restoreDir, err := addMode(dir, 0o700)
+	restoreDir, err := AddMode(dir, 0o700)
 	if err != nil {
 		return -1, unix.EACCES
 	}
@@ -122,7 +122,7 @@ func (a Access) openByChmod(dir int, name string, flags int) (fd int, err error)
 		return -1, err
 	}
 	defer unix.Close(path)
-	restore, err := addMode(path, 0o700)
+	restore, err := AddMode(path, 0o700)
 	if err != nil {
 		return -1, unix.EACCES
 	}
@@ -130,9 +130,9 @@ func (a Access) openByChmod(dir int, name string, flags int) (fd int, err error)
 	return a.open(dir, name, flags)
 }
 
-// addMode sets mode bits on what fd (O_PATH allowed) stands for and returns
+// AddMode sets mode bits on what fd (O_PATH allowed) stands for and returns
 // what undoes it.
-func addMode(fd int, bits uint32) (func(), error) {
+func AddMode(fd int, bits uint32) (func(), error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, err
