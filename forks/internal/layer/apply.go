@@ -33,18 +33,26 @@ func (s *Store) Apply(ctx context.Context, from, to forks.ID, dir string, o fork
 	if err != nil {
 		return forks.ApplyResult{}, err
 	}
-	a := &applier{store: s, set: fsat.NewSetter()}
-	if a.from, err = s.State(from); err != nil {
-		return forks.ApplyResult{}, err
+	var states [2]*State
+	for i, id := range []forks.ID{from, to} {
+		if states[i], err = s.State(id); err != nil {
+			return forks.ApplyResult{}, err
+		}
 	}
-	if a.to, err = s.State(to); err != nil {
-		return forks.ApplyResult{}, err
-	}
+	return s.ApplyStates(ctx, states[0], states[1], changes.List, dir, o)
+}
+
+// ApplyStates is [Store.Apply] for a driver that describes its snapshots by
+// states of its own: changes is how they differ, and the store, which needs no
+// records, opens the files.
+func (s *Store) ApplyStates(ctx context.Context, from, to *State, changes []forks.Change, dir string, o forks.ApplyOptions) (forks.ApplyResult, error) {
+	a := &applier{store: s, set: fsat.NewSetter(), from: from, to: to}
+	var err error
 	if a.root, err = openSource(dir); err != nil {
 		return forks.ApplyResult{}, err
 	}
 	defer unix.Close(a.root)
-	for _, c := range changes.List {
+	for _, c := range changes {
 		if o.Skip != nil && o.Skip(c.Path) {
 			continue
 		}

@@ -66,12 +66,18 @@ func (s *Store) captureStage(ctx context.Context, st *Stage, root int, scan *Sca
 	if err != nil {
 		return forks.Changes{}, err
 	}
-	if err := SaveIndex(filepath.Join(st.Path, "node", "source"), id, whole); err != nil {
+	if base, err = st.Shorten(ctx, id, base, whole); err != nil {
 		return forks.Changes{}, err
+	}
+	if src.Index == "" {
+		if err := SaveIndex(filepath.Join(st.Path, "node", "source"), id, whole); err != nil {
+			return forks.Changes{}, err
+		}
 	}
 	if err := st.Publish(id, base); err != nil {
 		return forks.Changes{}, err
 	}
+	saveKnown(src, whole)
 	s.remember(id, whole)
 	s.dropOldSources()
 	return forks.Changes{List: list, Bytes: bytes, Warnings: scan.Warnings.Lines()}, nil
@@ -85,7 +91,7 @@ func (s *Store) scanSource(ctx context.Context, root int, base forks.ID, src for
 		if err := s.Exists(base); err != nil {
 			return nil, o, fmt.Errorf("base %s: %w", base, err)
 		}
-		if o.Base, o.Trust, err = s.sourceState(base); err != nil {
+		if o.Base, o.Trust, err = s.knownState(base, src); err != nil {
 			return nil, o, err
 		}
 		o.Same = s.SameAsStored(o.Base)
@@ -96,7 +102,10 @@ func (s *Store) scanSource(ctx context.Context, root int, base forks.ID, src for
 	if scan, err = ScanTree(ctx, root, o); err != nil {
 		return nil, o, sourceError(src.Dir, err)
 	}
-	return scan, o, nil
+	if src.Index != "" {
+		err = scan.keepUnseen(o.Base, o.Excluded)
+	}
+	return scan, o, err
 }
 
 // Compare returns what the directory src has changed against the snapshot base.
@@ -107,12 +116,16 @@ func (s *Store) Compare(ctx context.Context, base forks.ID, src forks.Source) (c
 	}
 	defer unix.Close(root)
 	scan, o, err := s.scanSource(ctx, root, base, src)
-	if err != nil || scan.Delta == nil {
+	if err != nil {
 		return c, err
 	}
-	c.List, err = Changes(o.Base, scan.Delta)
 	c.Warnings = scan.Warnings.Lines()
-	return c, err
+	if scan.Delta != nil {
+		if c.List, err = Changes(o.Base, scan.Delta); err != nil {
+			return c, err
+		}
+	}
+	return c, s.knowMore(src, scan, o.Base)
 }
 
 // own records the owners that the caller knows better than the inodes do.
@@ -225,9 +238,17 @@ func (s *Store) SameAsStored(state *State) func(uint32, func() string, string, i
 	}
 }
 
-// exclusions compiles what a source leaves out: patterns, and paths that are
-// known by their names, directories also by what they are.
+// exclusions is [Exclusions] for a source of this store, which leaves the store
+// out.
 func (s *Store) exclusions(src forks.Source) (func(dir, name string) bool, map[FileID]bool, error) {
+	src.Skip = append([]string{s.Dir}, src.Skip...)
+	return Exclusions(src)
+}
+
+// Exclusions compiles what a source leaves out: patterns, and paths that are
+// known by their names, directories also by what they are. The function is nil
+// if it would never say yes.
+func Exclusions(src forks.Source) (func(dir, name string) bool, map[FileID]bool, error) {
 	var patterns []string
 	for _, p := range src.Exclude {
 		p = strings.TrimSuffix(strings.TrimPrefix(p, "./"), "/")
@@ -245,7 +266,7 @@ func (s *Store) exclusions(src forks.Source) (func(dir, name string) bool, map[F
 		return nil, nil, err
 	}
 	skip, dirs := make(map[string]bool), make(map[FileID]bool)
-	for _, p := range append([]string{s.Dir}, src.Skip...) {
+	for _, p := range src.Skip {
 		if rel, err := filepath.Rel(top, p); err == nil && rel != "." && rel != ".." && !strings.HasPrefix(rel, "../") {
 			skip[rel] = true
 		}
@@ -254,12 +275,13 @@ func (s *Store) exclusions(src forks.Source) (func(dir, name string) bool, map[F
 			dirs[FileID{st.Dev, st.Ino}] = true
 		}
 	}
-	if len(skip) == 0 && len(patterns) == 0 {
+	leftover := Leftover(src.Index)
+	if len(skip) == 0 && len(patterns) == 0 && leftover == "" {
 		return nil, dirs, nil
 	}
 	return func(dir, name string) bool {
 		path := join(dir, name)
-		if skip[path] {
+		if skip[path] || name == leftover {
 			return true
 		}
 		for _, p := range patterns {

@@ -8,8 +8,10 @@
 //	nodes/ID/tree/    what changed against the base, as an overlay's lower directory
 //	nodes/ID/source   the index of a captured directory (a cache; may be missing)
 //	nodes/ID/removed  a marker: the snapshot is removed, others build upon it
+//	nodes/ID/lookup   the record of a large layer, to be read path by path (a cache)
 //	work/current/     the work tree; work/base and work/index belong to it
-//	forks/KEY/tree/   a fork, with its base and index beside it
+//	forks/KEY/tree/   a plain fork, with its base and index beside it
+//	forks/KEY/stack/  a fork that is an overlay, see [Stack]; work/stack/ likewise
 //	tmp/NAME/         what is being made; a flock on it says that its maker lives
 //
 // The record is authoritative. It has for every path that changed the owner,
@@ -21,7 +23,13 @@
 //
 // What must hold:
 //
-//   - A layer appears under nodes/ by one rename, after all it holds is durable.
+//   - A layer appears under nodes/ by one rename, after all it holds is durable,
+//     and never changes, nor what it is built upon. A snapshot that would have
+//     more than [MaxLayers] layers is stored with the nearest of them merged into
+//     it, against one further down.
+//   - flock(2) on nodes/ is held, shared, from the look at the layers that a fork
+//     is built upon until the fork can be seen, and alone while layers are found
+//     unneeded and moved away.
 //   - A record is checksummed. A damaged one is an error that wraps
 //     [forks.ErrDamaged] and names the snapshot; a record of a newer format is
 //     refused. Neither hinders other snapshots.

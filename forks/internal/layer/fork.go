@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/agentenv/agentenv/forks"
+	"github.com/agentenv/agentenv/forks/internal/step"
 )
 
 // unsettled, at the end of a fork's base link, says that the tree is neither
@@ -67,6 +68,26 @@ func (st *Stage) SaveForkIndex(dir string, base forks.ID, index *State) error {
 		return err
 	}
 	return os.Rename(tmp, filepath.Join(dir, "index"))
+}
+
+// MakeForkBase makes what a fork has of its base in the stage, so that no more
+// space is needed to put it in place.
+func (st *Stage) MakeForkBase(base forks.ID, index *State) error {
+	if err := SaveIndex(filepath.Join(st.Path, "index"), base, index); err != nil {
+		return err
+	}
+	return os.Symlink(string(base), filepath.Join(st.Path, "base"))
+}
+
+// PlaceForkBase puts what MakeForkBase made into the fork's directory dir.
+func (st *Stage) PlaceForkBase(dir string) error {
+	for _, name := range []string{"index", "base"} {
+		if err := os.Rename(filepath.Join(st.Path, name), filepath.Join(dir, name)); err != nil {
+			return err
+		}
+		step.At("fork.base." + name)
+	}
+	return nil
 }
 
 // ForkState returns the index of a settled fork, with trust; or, where there

@@ -15,6 +15,29 @@ type group struct {
 	numbered bool
 }
 
+// stateGroups are the hard-link groups of a whole state.
+type stateGroups struct {
+	sizes   map[uint32]int
+	highest uint32
+}
+
+func newStateGroups(s *State) stateGroups {
+	g := stateGroups{sizes: make(map[uint32]int)}
+	if s == nil {
+		return g
+	}
+	for i := range s.Nodes {
+		if l := s.Nodes[i].Link; l != 0 {
+			g.sizes[l]++
+			g.highest = max(g.highest, l)
+		}
+	}
+	return g
+}
+
+func (g stateGroups) Size(link uint32) int     { return g.sizes[link] }
+func (g stateGroups) Highest() (uint32, error) { return g.highest, nil }
+
 // resolveLinks finds the names of each file that may have several, and drops
 // the groups that are what they were.
 func (s *scanner) resolveLinks() map[FileID]*group {
@@ -32,17 +55,11 @@ func (s *scanner) resolveLinks() map[FileID]*group {
 	if len(groups) == 0 {
 		return nil
 	}
-	var sizes map[uint32]int
-	if s.Base != nil {
-		sizes = make(map[uint32]int)
-		for i := range s.Base.Nodes {
-			if l := s.Base.Nodes[i].Link; l != 0 {
-				sizes[l]++
-			}
-		}
+	if s.Groups == nil {
+		s.Groups = newStateGroups(s.Base)
 	}
 	for file, g := range groups {
-		s.resolve(g, sizes)
+		s.resolve(g)
 		if !g.numbered && len(g.refs) == 1 {
 			delete(groups, file)
 		}
@@ -50,7 +67,7 @@ func (s *scanner) resolveLinks() map[FileID]*group {
 	return groups
 }
 
-func (s *scanner) resolve(g *group, sizes map[uint32]int) {
+func (s *scanner) resolve(g *group) {
 	same, changed := true, false
 	was := s.baseLink(g.refs[0])
 	for _, r := range g.refs {
@@ -60,7 +77,7 @@ func (s *scanner) resolve(g *group, sizes map[uint32]int) {
 	if was == 0 {
 		same = len(g.refs) == 1
 	} else {
-		same = same && sizes[was] == len(g.refs)
+		same = same && s.Groups.Size(was) == len(g.refs)
 	}
 	if same {
 		g.link, g.numbered = was, true
@@ -86,16 +103,20 @@ func (s *scanner) baseLink(r linkRef) uint32 {
 
 // assemble makes the difference from what the directories found.
 func (s *scanner) assemble(top *scanDir, links map[FileID]*group) error {
-	next := uint32(1)
-	if s.Base != nil {
-		next += s.Base.maxLink()
-	}
+	next := uint32(0)
 	number := make(map[*scanDir]map[int]uint32)
 	for _, g := range links {
 		if len(g.refs) < 2 {
 			continue
 		}
 		if !g.numbered {
+			if next == 0 {
+				highest, err := s.Groups.Highest()
+				if err != nil {
+					return err
+				}
+				next = highest + 1
+			}
 			g.link = next
 			next++
 		}

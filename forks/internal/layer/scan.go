@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,6 +22,11 @@ import (
 // change would have given another one. File systems stamp with the kernel's
 // tick, which is at most 10 ms (CONFIG_HZ=100).
 const racyWindow = 10 * time.Millisecond
+
+// coarseWindow is the same for a ctime of a whole second: it is probably of a
+// file system that keeps no parts of it, such as ext4 with inodes of 128 bytes,
+// or vfat, which keeps every other second.
+const coarseWindow = 2 * time.Second
 
 // maxWarnings bounds the warnings of one operation.
 const maxWarnings = 50
@@ -36,6 +42,17 @@ type ScanOptions struct {
 	// Ours: the tree is a fork, in which owners, devices and attributes may
 	// be missing that the caller could not set, and stay in the record.
 	Ours bool
+	// Upper: the tree is the upper directory of an overlay. Its whiteouts are
+	// what is missing; the overlay's own attributes are none of the tree's.
+	Upper bool
+	// Shows says whether the base shows through where the tree has nothing; nil
+	// if it nowhere does.
+	Shows func(path string) bool
+	// Unchanged is told of each regular file with one name that is what Base says.
+	Unchanged func(dir func() string, name string)
+	// Groups knows the hard-link groups of the base, where Base is not all of
+	// it; nil if it is.
+	Groups Groups
 	// Access says how to get at what permissions refuse.
 	Access fsat.Access
 	// Excluded says whether to leave out a path, given by its directory and
@@ -51,6 +68,14 @@ type ScanOptions struct {
 	Same func(node uint32, dir func() string, name string, fd int) (bool, error)
 	// Progress, if set, is told of the files and bytes seen.
 	Progress func(files, bytes int64)
+}
+
+// Groups tells of the hard-link groups of a state.
+type Groups interface {
+	// Size is how many names a group has.
+	Size(link uint32) int
+	// Highest is a number that no group exceeds.
+	Highest() (uint32, error)
 }
 
 // FileID tells files apart.
@@ -314,7 +339,11 @@ func (n *Node) Unwritten(st *unix.Stat_t) bool {
 
 // racy says whether a change after now could leave the ctime as it is.
 func racy(ctim unix.Timespec, now time.Time) bool {
-	return time.Unix(ctim.Sec, ctim.Nsec).Add(racyWindow).After(now)
+	window := racyWindow
+	if ctim.Nsec == 0 {
+		window = coarseWindow
+	}
+	return time.Unix(ctim.Sec, ctim.Nsec).Add(window).After(now)
 }
 
 // MarkRacy notes which paths of a tree that is handed over now were made so
@@ -351,6 +380,9 @@ func (s *scanner) finish(k *kid, st *unix.Stat_t, target string, xattrs []Xattr,
 	if racy(st.Ctim, now) {
 		k.node.Flags |= Racy
 	}
+	if s.Upper {
+		xattrs = withoutOverlay(xattrs)
+	}
 	if k.hasBase {
 		s.keepRecorded(k, &xattrs)
 	}
@@ -364,23 +396,39 @@ func (s *scanner) finish(k *kid, st *unix.Stat_t, target string, xattrs []Xattr,
 // keepRecorded gives k the owner and attributes that its base has in the
 // record and that the caller could not set on disk.
 func (s *scanner) keepRecorded(k *kid, xattrs *[]Xattr) {
-	if !s.Ours || os.Geteuid() == 0 {
+	if !s.Ours || os.Geteuid() == 0 && !s.Upper {
 		return
 	}
 	b := &s.Base.Nodes[k.base]
+	_, recorded := s.Base.Extra(k.base)
+	keepXattrs(recorded, xattrs, s.Upper)
+	if os.Geteuid() == 0 {
+		return
+	}
 	expected := k.node.UID == b.DiskUID && k.node.GID == b.DiskGID
-	if !s.Trust {
+	if !s.Trust || b.Ino == 0 {
 		expected = k.node.UID == uint32(os.Geteuid())
 	}
 	if expected {
 		k.node.UID, k.node.GID = b.UID, b.GID
 	}
-	_, recorded := s.Base.Extra(k.base)
+}
+
+// keepXattrs adds the recorded attributes that the caller could not set on
+// disk, and in an overlay's upper those that only the overlay may have there.
+func keepXattrs(recorded []Xattr, xattrs *[]Xattr, upper bool) {
+	root := os.Geteuid() == 0
 	for _, x := range recorded {
-		if fsat.Privileged(x.Name) && !hasXattr(*xattrs, x.Name) {
+		lost := !root && fsat.Privileged(x.Name) || upper && fsat.ForOverlay(x.Name)
+		if lost && !hasXattr(*xattrs, x.Name) {
 			*xattrs = append(*xattrs, x)
 		}
 	}
+}
+
+// withoutOverlay leaves out the attributes that an overlay keeps for itself.
+func withoutOverlay(xattrs []Xattr) []Xattr {
+	return slices.DeleteFunc(xattrs, func(x Xattr) bool { return fsat.ForOverlay(x.Name) })
 }
 
 func hasXattr(xattrs []Xattr, name string) bool {
@@ -445,6 +493,12 @@ func (s *scanner) entries(t *scanDir, w *scanWorker, push func(*scanDir)) error 
 
 // missing records that the base's node b is not in the tree.
 func (s *scanner) missing(t *scanDir, b uint32) {
+	if s.Shows == nil || !s.Shows(join(t.path(), s.Base.Name(b))) {
+		s.remove(t, b)
+	}
+}
+
+func (s *scanner) remove(t *scanDir, b uint32) {
 	if s.Base.Nodes[b].Flags&Absent == 0 && (!s.Ours || !s.Base.Nodes[b].IsDev() || os.Geteuid() == 0) {
 		t.kids = append(t.kids, s.removal(b))
 	}
@@ -480,11 +534,32 @@ func (s *scanner) entry(t *scanDir, w *scanWorker, i int, k kid, push func(*scan
 		push(sub)
 		return nil
 	}
+	if s.Upper && st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0 {
+		if k.hasBase {
+			s.remove(t, k.base)
+		}
+		return nil
+	}
 	if k.hasBase && s.Trust && s.Base.Nodes[k.base].identical(&st) && !(t.reread && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Size > 0) {
+		s.identical(t, w, k, &st)
 		return nil
 	}
 	k.name = string(w.list.Name(i))
 	return s.examine(t, w, k, &st)
+}
+
+// identical passes over a path that did not change. One of several names of a
+// file still counts: another may have to be looked at, and then all are needed
+// to tell whether the group is what it was.
+func (s *scanner) identical(t *scanDir, w *scanWorker, k kid, st *unix.Stat_t) {
+	b := &s.Base.Nodes[k.base]
+	if b.Link == 0 {
+		return
+	}
+	k.name, k.node, k.extra = s.Base.Name(k.base), newNode(st), s.Base.rawExtra(k.base)
+	k.node.UID, k.node.GID = b.UID, b.GID
+	w.linked = append(w.linked, linkRef{t, len(t.kids), FileID{st.Dev, st.Ino}})
+	t.kids = append(t.kids, k)
 }
 
 // examine looks at a path that is new or may have changed.
@@ -526,6 +601,8 @@ func (s *scanner) examine(t *scanDir, w *scanWorker, k kid, st *unix.Stat_t) err
 	}
 	if k.changed || linked {
 		t.kids = append(t.kids, k)
+	} else if s.Unchanged != nil && k.node.IsReg() {
+		s.Unchanged(t.path, k.name)
 	}
 	return nil
 }

@@ -210,15 +210,6 @@ func (s *State) Entry(i uint32, path string) forks.Entry {
 	return e
 }
 
-// maxLink returns the highest number of a hard-link group.
-func (s *State) maxLink() uint32 {
-	var highest uint32
-	for i := range s.Nodes {
-		highest = max(highest, s.Nodes[i].Link)
-	}
-	return highest
-}
-
 // Xattr is one extended attribute.
 type Xattr = fsat.Xattr
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/agentenv/agentenv/forks"
 	"github.com/agentenv/agentenv/forks/internal/fsat"
+	"github.com/agentenv/agentenv/forks/internal/step"
 	"golang.org/x/sys/unix"
 )
 
@@ -39,6 +40,7 @@ type Store struct {
 	nodes  *fsat.Dir
 	states []cached // the last used last
 	bases  map[forks.ID]forks.ID
+	tables map[forks.ID]table
 }
 
 type cached struct {
@@ -49,7 +51,7 @@ type cached struct {
 // NewStore returns the store whose root is dir. Nothing is made on disk before
 // something is stored.
 func NewStore(dir string) *Store {
-	return &Store{Dir: dir, bases: make(map[forks.ID]forks.ID)}
+	return &Store{Dir: dir, bases: make(map[forks.ID]forks.ID), tables: make(map[forks.ID]table)}
 }
 
 // Close lets go of what the store holds open.
@@ -102,20 +104,30 @@ type Stage struct {
 
 // NewStage makes one, and the store's directories where they are missing.
 func (s *Store) NewStage() (*Stage, error) {
-	if err := makeDir(s.Dir); err != nil {
-		return nil, err
-	}
-	for _, d := range []string{"nodes", "forks", "tmp"} {
-		if err := makeDir(s.path(d)); err != nil {
-			return nil, err
-		}
-	}
 	for {
 		st, err := s.tryStage()
-		if !errors.Is(err, fs.ErrExist) && !errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) {
+			err = s.makeDirs()
+			if err == nil {
+				continue
+			}
+		}
+		if !errors.Is(err, fs.ErrExist) {
 			return st, err
 		}
 	}
+}
+
+func (s *Store) makeDirs() error {
+	if err := makeDir(s.Dir); err != nil {
+		return err
+	}
+	for _, d := range []string{"nodes", "forks", "tmp"} {
+		if err := makeDir(s.path(d)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *Store) tryStage() (*Stage, error) {
@@ -183,10 +195,14 @@ func syncDir(path string) error {
 // Publish makes the stage's directory "node", which is complete and durable,
 // the snapshot id.
 func (st *Stage) Publish(id, base forks.ID) error {
-	s := st.store
-	err := unix.Renameat2(st.FD, "node", unix.AT_FDCWD, s.NodePath(id), unix.RENAME_NOREPLACE)
+	return st.store.place(filepath.Join(st.Path, "node"), id, base)
+}
+
+// place makes the directory at path the snapshot id.
+func (s *Store) place(path string, id, base forks.ID) error {
+	err := unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, s.NodePath(id), unix.RENAME_NOREPLACE)
 	if err == unix.EINVAL { // a file system without the flag
-		err = os.Rename(filepath.Join(st.Path, "node"), s.NodePath(id))
+		err = os.Rename(path, s.NodePath(id))
 	}
 	if errors.Is(err, fs.ErrExist) {
 		return forks.ErrExists
@@ -312,6 +328,7 @@ func (s *Store) forget(id forks.ID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.bases, id)
+	delete(s.tables, id)
 	s.states = slices.DeleteFunc(s.states, func(c cached) bool { return c.id == id })
 }
 
@@ -472,6 +489,15 @@ func (s *Store) RemoveSnapshot(ctx context.Context, id forks.ID) error {
 	return s.collect(ctx)
 }
 
+// CollectFrom is Collect after a fork let go of the snapshots ids: if none of
+// them is removed, nothing has become free.
+func (s *Store) CollectFrom(ctx context.Context, ids ...forks.ID) error {
+	if !slices.ContainsFunc(ids, s.isRemoved) {
+		return nil
+	}
+	return s.Collect(ctx)
+}
+
 // Collect frees the removed layers that no layer and no fork is built upon.
 func (s *Store) Collect(ctx context.Context) error {
 	s.collecting.Lock()
@@ -485,14 +511,14 @@ func (s *Store) collect(ctx context.Context) error {
 		if err != nil || len(free) == 0 {
 			return err
 		}
-		for _, id := range free {
-			if err := s.free(ctx, id); err != nil {
-				return err
-			}
+		n, err := s.free(ctx)
+		if err != nil || n == 0 {
+			return err
 		}
 	}
 }
 
+// unneeded lists the removed layers that nothing is built upon.
 func (s *Store) unneeded() ([]forks.ID, error) {
 	all, err := s.all()
 	if err != nil {
@@ -515,29 +541,73 @@ func (s *Store) unneeded() ([]forks.ID, error) {
 		}
 		needed[base] = true
 	}
+	if err := s.neededByForks(needed); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(removed, func(id forks.ID) bool { return needed[id] }), nil
+}
+
+// neededByForks adds what the forks are built upon, and the trees that were
+// replaced while they were mounted.
+func (s *Store) neededByForks(needed map[forks.ID]bool) error {
 	keys, err := s.Forks()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, k := range keys {
 		if base, _, err := s.ForkBase(k); err == nil {
 			needed[base] = true
 		}
+		st, err := s.Stack(k)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("fork %s: %w", k, err)
+		}
+		needed[st.Base], needed[st.Lower] = true, true
 	}
-	return slices.DeleteFunc(removed, func(id forks.ID) bool { return needed[id] }), nil
-}
-
-// free moves a layer out of nodes/ at once and then removes it.
-func (s *Store) free(ctx context.Context, id forks.ID) error {
-	st, err := s.NewStage()
+	old, err := filepath.Glob(s.path("tmp", "*", "stack"))
 	if err != nil {
 		return err
 	}
-	if err := os.Rename(s.NodePath(id), filepath.Join(st.Path, "node")); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return errors.Join(err, st.Remove(ctx))
+	for _, dir := range old {
+		var st Stack
+		if st.read(dir) == nil { // else not yet, or not any more, a stack
+			needed[st.Lower] = true
+		}
 	}
-	s.forget(id)
-	return st.Remove(ctx)
+	return nil
+}
+
+// free moves the unneeded layers out of nodes/, while nobody is picking layers
+// to build upon, and then removes them.
+func (s *Store) free(ctx context.Context) (n int, err error) {
+	st, err := s.NewStage()
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, st.Remove(ctx)) }()
+	unlock, err := s.lockLayers(unix.LOCK_EX)
+	if err != nil {
+		return 0, err
+	}
+	defer unlock()
+	ids, err := s.unneeded()
+	if err != nil {
+		return 0, err
+	}
+	for _, id := range ids {
+		step.At("layer.free.chosen")
+		err := os.Rename(s.NodePath(id), filepath.Join(st.Path, "node-"+string(id)))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return n, err
+		}
+		s.forget(id)
+		n++
+	}
+	unlock()
+	return n, nil
 }
 
 // Sweep removes what a crash left in tmp/ and the layers that nothing needs,
@@ -554,7 +624,7 @@ func (s *Store) Sweep(ctx context.Context) (int64, error) {
 	defer unix.Close(tmp)
 	var freed int64
 	for _, name := range names {
-		n, err := sweepOne(ctx, tmp, name)
+		n, err := sweepOne(ctx, tmp, s.path("tmp"), name)
 		if err != nil {
 			return freed, err
 		}
@@ -570,13 +640,16 @@ func (s *Store) Sweep(ctx context.Context) (int64, error) {
 	return freed, s.Collect(ctx)
 }
 
-func sweepOne(ctx context.Context, tmp int, name string) (int64, error) {
+func sweepOne(ctx context.Context, tmp int, dir, name string) (int64, error) {
 	fd, err := unix.Openat(tmp, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err == nil {
 		defer unix.Close(fd)
 		if unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) != nil {
 			return 0, nil // its maker is at work
 		}
+	}
+	if InUse(filepath.Join(dir, name, "stack")) {
+		return 0, nil // processes stand in a tree that was replaced
 	}
 	size := fsat.DiskUsageAt(tmp, name)
 	return size, fsat.RemoveAll(ctx, tmp, name)

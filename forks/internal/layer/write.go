@@ -29,8 +29,9 @@ type WriteOptions struct {
 	ID, BaseID forks.ID
 	// Base is the state that the difference is against; nil for none.
 	Base *State
-	// Ours and Access are as in [ScanOptions].
+	// Ours, Upper and Access are as in [ScanOptions].
 	Ours     bool
+	Upper    bool
 	Access   fsat.Access
 	Progress func(files, bytes int64)
 }
@@ -103,7 +104,59 @@ func (w *writer) tree(ctx context.Context, root int, node *fsat.Dir) error {
 	if err := w.settleLinks(func(uint32, *unix.Stat_t) {}); err != nil {
 		return err
 	}
-	return w.settleLate(func(uint32, *unix.Stat_t) {})
+	if err := w.settleLate(func(uint32, *unix.Stat_t) {}); err != nil || !w.vanished {
+		return err
+	}
+	return w.mend(node.FD)
+}
+
+// mend takes what vanished out of the stored tree, and lets it be missing where
+// the base has it.
+func (w *writer) mend(node int) error {
+	for i := range w.delta.Nodes {
+		if w.delta.Nodes[i].Flags&gone == 0 || i == 0 {
+			continue
+		}
+		path := w.delta.Path(uint32(i))
+		existed := false
+		if w.Base != nil {
+			_, existed = w.Base.Find(path)
+		}
+		if err := w.mendOne(node, uint32(i), existed); err != nil {
+			return w.fail("store", uint32(i), err)
+		}
+	}
+	return nil
+}
+
+func (w *writer) mendOne(node int, i uint32, existed bool) error {
+	up := w.delta.Nodes[i].Parent
+	parent := w.delta.Path(up)
+	dir, err := openSteps(node, "tree/"+parent)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	restore, err := fsat.AddMode(dir, 0o300)
+	if err != nil {
+		return err
+	}
+	defer restore()
+	if err := fsat.RemoveAll(context.Background(), dir, w.delta.Name(i)); err != nil {
+		return err
+	}
+	if existed {
+		if err := whiteout(&fsat.Dir{FD: dir}, w.delta.Name(i)); err != nil {
+			return err
+		}
+	}
+	meta := w.delta.Meta(up)
+	if w.delta.Nodes[up].Flags&Through != 0 {
+		if b, ok := w.Base.Find(parent); ok {
+			meta = w.Base.Meta(b)
+		}
+	}
+	return fsat.SetTimes(dir, &meta)
 }
 
 // dir stores one directory.
@@ -120,7 +173,7 @@ func (w *writer) dir(worker int, t *writeDir, push func(*writeDir)) error {
 	}
 	if fsat.IsGone(err) {
 		w.vanish(t.node)
-		return unix.Unlinkat(t.dst.FD, t.name, unix.AT_REMOVEDIR)
+		return nil
 	}
 	if err != nil {
 		return w.fail("open", t.node, err)
@@ -150,7 +203,7 @@ func (w *writer) settle(t *writeDir, dst *fsat.Dir) error {
 	}
 	meta.Mode &= 0o7777
 	var st unix.Stat_t
-	if _, err := w.settleDir(dst, t.node, layerMeta(meta), func() string { return w.delta.Path(t.node) }, &st); err != nil {
+	if _, err := w.settleDir(dst, t.node, w.layerMeta(t.node, meta), func() string { return w.delta.Path(t.node) }, &st); err != nil {
 		return w.fail("store", t.node, err)
 	}
 	if w.few {
@@ -159,6 +212,16 @@ func (w *writer) settle(t *writeDir, dst *fsat.Dir) error {
 		}
 	}
 	return nil
+}
+
+// layerMeta is layerMeta, and says what it leaves out.
+func (w *writer) layerMeta(node uint32, m fsat.Meta) fsat.Meta {
+	for _, x := range m.Xattrs {
+		if fsat.ForOverlay(x.Name) && !w.Upper {
+			w.warn.Add("%s: the attribute %s is an overlay's own: it is kept in the record and left out where the tree is mounted", w.delta.Path(node), x.Name)
+		}
+	}
+	return layerMeta(m)
 }
 
 func (w *writer) fail(op string, node uint32, err error) error {
@@ -172,7 +235,7 @@ func (w *writer) entry(worker int, t *writeDir, src, dst *fsat.Dir, c uint32, pu
 	var err error
 	switch {
 	case n.Flags&Removed != 0:
-		err = w.whiteout(dst, name)
+		err = whiteout(dst, name)
 	case n.IsDir():
 		sub := &writeDir{src: src, dst: dst, name: name, node: c}
 		if t.hasBase {
@@ -188,7 +251,7 @@ func (w *writer) entry(worker int, t *writeDir, src, dst *fsat.Dir, c uint32, pu
 	case !n.IsReg():
 		var st unix.Stat_t
 		target, _ := w.delta.Extra(c)
-		meta := layerMeta(w.delta.Meta(c))
+		meta := w.layerMeta(c, w.delta.Meta(c))
 		_, err = w.special(dst, name, target, n, &meta, func() string { return w.delta.Path(c) }, &st)
 	default:
 		err = w.regular(worker, src, dst, c)
@@ -201,7 +264,7 @@ func (w *writer) entry(worker int, t *writeDir, src, dst *fsat.Dir, c uint32, pu
 
 // whiteout marks name as removed for an overlay. Where the kernel refuses to
 // make one (before 5.8, or in some containers) the record alone says so.
-func (w *writer) whiteout(dst *fsat.Dir, name string) error {
+func whiteout(dst *fsat.Dir, name string) error {
 	err := unix.Mknodat(dst.FD, name, syscall.S_IFCHR, 0)
 	if err == unix.EPERM {
 		return nil
@@ -276,13 +339,12 @@ func (w *writer) update(fd int, c uint32, st *unix.Stat_t, now time.Time) error 
 	if n.DiskUID == st.Uid && n.DiskGID == st.Gid {
 		fresh.UID, fresh.GID = n.UID, n.GID
 	}
-	if w.Ours && !w.set.Root() {
+	if w.Upper {
+		xattrs = withoutOverlay(xattrs)
+	}
+	if w.Ours {
 		_, recorded := w.delta.Extra(c)
-		for _, x := range recorded {
-			if fsat.Privileged(x.Name) && !hasXattr(xattrs, x.Name) {
-				xattrs = append(xattrs, x)
-			}
-		}
+		keepXattrs(recorded, &xattrs, w.Upper)
 	}
 	*n = fresh
 	extra := EncodeExtra("", xattrs)
@@ -311,7 +373,7 @@ func (w *writer) copy(worker, fd int, dst *fsat.Dir, name string, c uint32) (boo
 		if err := w.update(fd, c, &st, now); err != nil {
 			return false, err
 		}
-		meta := layerMeta(w.currentMeta(c))
+		meta := w.layerMeta(c, w.currentMeta(c))
 		size, err := w.copier.File(fsat.New{Dir: dst.FD, Name: name, Meta: &meta, Size: st.Size, Live: true}, fd, w.bufs[worker], w.set, &stored)
 		if err != nil {
 			return false, err
