@@ -4,10 +4,12 @@ package all
 
 import (
 	"github.com/agentenv/agentenv/forks"
+	"github.com/agentenv/agentenv/forks/btrfs"
 	"github.com/agentenv/agentenv/forks/copytree"
+	"github.com/agentenv/agentenv/forks/overlay"
 )
 
 // Backends returns the drivers, the best first.
 func Backends() []forks.Backend {
-	return []forks.Backend{copytree.Backend()}
+	return []forks.Backend{btrfs.Backend(), overlay.Backend(), copytree.Backend()}
 }

@@ -126,9 +126,9 @@ func TestNoSpace(t *testing.T) {
 			assert.NilError(t, err)
 			tree, err := d.Fork(ctx, forks.Work, "a0", forks.ForkOptions{})
 			assert.NilError(t, err)
-			_, err = d.Fork(ctx, "k", "a0", forks.ForkOptions{})
+			_, err = d.Fork(ctx, "k", "a0", forks.ForkOptions{Plain: true})
 			if err == nil {
-				_, err = d.Fork(ctx, "l", "a0", forks.ForkOptions{})
+				_, err = d.Fork(ctx, "l", "a0", forks.ForkOptions{Plain: true})
 			}
 			assert.ErrorIs(t, err, unix.ENOSPC)
 			fill(t, filepath.Join(dir, "filler"))
