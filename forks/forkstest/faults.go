@@ -2,6 +2,7 @@ package forkstest
 
 import (
 	"context"
+	"os"
 	"sync"
 
 	"github.com/agentenv/agentenv/forks"
@@ -74,6 +75,41 @@ func (d *faulty) Capture(ctx context.Context, id, base forks.ID, src forks.Sourc
 		return forks.Changes{}, err
 	}
 	return d.Driver.Capture(ctx, id, base, src)
+}
+
+func (d *faulty) Compare(ctx context.Context, base forks.ID, src forks.Source) (forks.Changes, error) {
+	if err := d.f.check("Compare", string(base)); err != nil {
+		return forks.Changes{}, err
+	}
+	return d.Driver.Compare(ctx, base, src)
+}
+
+func (d *faulty) Replace(ctx context.Context, id forks.ID, src forks.Source) (forks.Changes, error) {
+	if err := d.f.check("Replace", string(id)); err != nil {
+		return forks.Changes{}, err
+	}
+	return d.Driver.Replace(ctx, id, src)
+}
+
+func (d *faulty) Attach(ctx context.Context, key forks.Key) (forks.Tree, error) {
+	if err := d.f.check("Attach", string(key)); err != nil {
+		return forks.Tree{}, err
+	}
+	return d.Driver.Attach(ctx, key)
+}
+
+func (d *faulty) Detach(ctx context.Context, key forks.Key) error {
+	if err := d.f.check("Detach", string(key)); err != nil {
+		return err
+	}
+	return d.Driver.Detach(ctx, key)
+}
+
+func (d *faulty) Use(ctx context.Context, key forks.Key) (*os.File, func(), error) {
+	if err := d.f.check("Use", string(key)); err != nil {
+		return nil, nil, err
+	}
+	return d.Driver.Use(ctx, key)
 }
 
 func (d *faulty) Fork(ctx context.Context, key forks.Key, base forks.ID, o forks.ForkOptions) (forks.Tree, error) {

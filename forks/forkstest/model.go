@@ -3,8 +3,10 @@
 package forkstest
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -43,7 +45,6 @@ type model struct {
 
 type modelFork struct {
 	key  forks.Key
-	dir  string
 	base forks.ID
 }
 
@@ -65,6 +66,9 @@ func newModel(w *world, r *rapid.T, dir string) *model {
 }
 
 func (m *model) close() {
+	for _, f := range m.forks {
+		_ = m.d.Detach(m.w.ctx, f.key) // where a test failed, anything may
+	}
 	_ = m.d.Close()
 	_ = os.RemoveAll(m.dir)
 }
@@ -76,58 +80,111 @@ func (m *model) newID() forks.ID {
 }
 
 func (m *model) fork(r *rapid.T, key forks.Key, id forks.ID) {
-	tree, err := m.d.Fork(m.w.ctx, key, id, forks.ForkOptions{})
+	plain := rapid.IntRange(0, 3).Draw(r, "plain") == 0
+	tree, err := m.d.Fork(m.w.ctx, key, id, forks.ForkOptions{Plain: plain})
 	assert.NilError(r, err)
-	m.forks = append(m.forks, modelFork{key, tree.Mount.Dir, id})
-	m.equal(r, tree.Mount.Dir, id)
+	assert.Assert(r, !plain || tree.Mount.Overlay == nil)
+	m.forks = append(m.forks, modelFork{key, id})
+	m.equal(r, key, m.saved[id])
 }
 
-func (m *model) equal(r *rapid.T, dir string, id forks.ID) {
-	got := Read(m.w.T, dir)
-	if diff := Differences(m.saved[id], got); len(diff) > 0 {
-		r.Fatalf("%s is not %s: %q\n want %s\n got  %s", dir, id, diff, m.saved[id][diff[0]], got[diff[0]])
+// in shows a fork while fn runs, and says whether it is mounted for that.
+func (m *model) in(r *rapid.T, key forks.Key, fn func(dir string, mounted bool)) {
+	tree, err := m.d.Tree(key)
+	assert.NilError(r, err)
+	dir, hide, err := show(m.w.ctx, m.d, key, filepath.Join(m.dir, "seen"))
+	if errors.Is(err, errNoMounter) {
+		m.w.Skip(err)
+	}
+	assert.NilError(r, err)
+	defer func() { assert.NilError(r, hide()) }()
+	fn(dir, tree.Mount.Overlay != nil)
+}
+
+func (m *model) read(r *rapid.T, key forks.Key) (now Manifest) {
+	m.in(r, key, func(dir string, _ bool) { now = Read(m.w.T, dir) })
+	return now
+}
+
+func (m *model) equal(r *rapid.T, key forks.Key, want Manifest) {
+	got := m.read(r, key)
+	if diff := Differences(want, got); len(diff) > 0 {
+		r.Fatalf("%s is not what it was: %q\n want %s\n got  %s", key, diff, want[diff[0]], got[diff[0]])
 	}
 }
 
 func (m *model) step(r *rapid.T) {
 	f := &m.forks[rapid.IntRange(0, len(m.forks)-1).Draw(r, "fork")]
-	for range rapid.IntRange(0, 6).Draw(r, "edits") {
-		edit(r, f.dir)
+	var seen, now Manifest
+	m.in(r, f.key, func(dir string, mounted bool) {
+		edits := rapid.IntRange(0, 6).Draw(r, "edits")
+		for range edits {
+			edit(r, dir)
+		}
+		seen = Read(m.w.T, dir)
+		if mounted && os.Geteuid() != 0 {
+			seen = nil
+		}
+	})
+	live := rapid.Bool().Draw(r, "live")
+	m.in(r, f.key, func(dir string, _ bool) {
+		now = Read(m.w.T, dir)
+		if live {
+			m.commit(r, f, now)
+		}
+	})
+	m.equal(r, f.key, now)
+	// A tree that was unmounted is as it was seen, but for this: in a user
+	// namespace, where an overlay cannot remember inodes of lower files, a name
+	// that is linked to one shows another inode than that until the tree is
+	// mounted anew.
+	if seen != nil {
+		m.equal(r, f.key, seen)
 	}
-	switch rapid.IntRange(0, 5).Draw(r, "operation") {
-	case 0, 1, 2:
-		m.commit(r, f)
+	switch rapid.IntRange(0, 6).Draw(r, "operation") {
+	case 0, 1:
+		m.commit(r, f, now)
+	case 2:
+		assert.NilError(r, m.d.Detach(m.w.ctx, f.key))
+		m.equal(r, f.key, now)
+		m.commit(r, f, now)
 	case 3, 4:
 		id := rapid.SampledFrom(m.ids).Draw(r, "id")
 		assert.NilError(r, m.d.Checkout(m.w.ctx, f.key, id))
 		f.base = id
-		m.equal(r, f.dir, id)
-		m.status(r, f)
+		m.equal(r, f.key, m.saved[id])
+		m.status(r, f, m.saved[id])
 	case 5:
 		if len(m.forks) < 4 {
 			m.fork(r, forks.Key(fmt.Sprint("k", len(m.forks))), rapid.SampledFrom(m.ids).Draw(r, "id"))
 		}
+	case 6:
+		_, err := m.d.Attach(m.w.ctx, f.key)
+		if errors.Is(err, forks.ErrUnsupported) {
+			return
+		}
+		assert.NilError(r, err)
+		m.equal(r, f.key, now)
 	}
 }
 
 // status compares what the driver says with the model.
-func (m *model) status(r *rapid.T, f *modelFork) []string {
+func (m *model) status(r *rapid.T, f *modelFork, now Manifest) []string {
 	c, err := m.d.Status(m.w.ctx, f.key)
 	assert.NilError(r, err)
 	var got []string
 	for _, ch := range c.List {
 		got = append(got, ch.Path)
 	}
-	want := Differences(m.saved[f.base], Read(m.w.T, f.dir))
+	want := Differences(m.saved[f.base], now)
 	if !slices.Equal(got, want) {
 		r.Fatalf("status of %s against %s: %q, want %q", f.key, f.base, got, want)
 	}
 	return want
 }
 
-func (m *model) commit(r *rapid.T, f *modelFork) {
-	want := m.status(r, f)
-	now := Read(m.w.T, f.dir)
+func (m *model) commit(r *rapid.T, f *modelFork, now Manifest) {
+	want := m.status(r, f, now)
 	id := m.newID()
 	c, err := m.d.Commit(m.w.ctx, f.key, id, nil)
 	assert.NilError(r, err)
@@ -144,16 +201,16 @@ func (m *model) commit(r *rapid.T, f *modelFork) {
 	}
 	m.saved[id] = now
 	f.base = id
-	m.status(r, f)
+	m.status(r, f, now)
 }
 
 // all forks every snapshot and compares each with the one before.
 func (m *model) all(r *rapid.T) {
 	for i, id := range m.ids {
 		key := forks.Key(fmt.Sprint("all", i))
-		tree, err := m.d.Fork(m.w.ctx, key, id, forks.ForkOptions{})
+		_, err := m.d.Fork(m.w.ctx, key, id, forks.ForkOptions{})
 		assert.NilError(r, err)
-		m.equal(r, tree.Mount.Dir, id)
+		m.equal(r, key, m.saved[id])
 		assert.NilError(r, m.d.RemoveFork(m.w.ctx, key))
 		if i == 0 {
 			continue
@@ -195,7 +252,11 @@ func edit(r *rapid.T, dir string) {
 			_ = os.RemoveAll(p)
 		}
 	case "rename":
-		_ = os.Rename(p, path())
+		to := path()
+		if err := os.Rename(p, to); errors.Is(err, unix.EXDEV) {
+			// A directory of an overlay's lower layers: by a copy, as everybody does.
+			_ = exec.Command("mv", "-T", p, to).Run()
+		}
 	case "chmod":
 		if fi, err := os.Lstat(p); err == nil && fi.Mode()&os.ModeSymlink == 0 {
 			_ = os.Chmod(p, os.FileMode(rapid.SampledFrom([]int{0o700, 0o755, 0o644, 0o750}).Draw(r, "mode"))|0o100*b2i(fi.IsDir()))

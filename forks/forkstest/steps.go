@@ -1,3 +1,5 @@
+//go:build linux
+
 package forkstest
 
 import "github.com/agentenv/agentenv/forks/internal/step"

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -146,8 +147,18 @@ func attributes(t testing.TB, dir string) {
 		t.Log("setfacl is missing (package acl): no ACLs")
 		return
 	}
-	out, err := exec.Command("sh", "-c", `setfacl -m u:65534:rwX,d:u:65534:rwX,d:o::--- "$1/acl" && setfacl -m u:65534:r-- "$1/acl/in/f"`, "sh", dir).CombinedOutput()
+	out, err := exec.Command("sh", "-c", `setfacl -m u:$2:rwX,d:u:$2:rwX,d:o::--- "$1/acl" && setfacl -m u:$2:r-- "$1/acl/in/f"`,
+		"sh", dir, strconv.Itoa(aclUser())).CombinedOutput()
 	assert.NilError(t, err, string(out))
+}
+
+// aclUser is an uid that this process can write into an ACL: in a user namespace
+// there may be none but its own.
+func aclUser() int {
+	if id := os.Geteuid(); id != 0 {
+		return id
+	}
+	return 65534
 }
 
 // rootOnly makes what only root can: owners, devices, capabilities, trusted

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/agentenv/agentenv/forks"
@@ -26,6 +25,9 @@ var Volumes = []string{"ext4", "xfs", "btrfs", "tmpfs"}
 // files are sparse and lie in memory.
 const volumeSize = "1G"
 
+// fewExt4 is an ext4 that has room for few files.
+const fewExt4 = "ext4 with few inodes"
+
 var mounted struct {
 	sync.Mutex
 	top  string
@@ -36,14 +38,15 @@ var mounted struct {
 // Main runs the tests of a driver. It is also what the child processes of the
 // tests enter, and it unmounts in the end.
 func Main(m *testing.M, b forks.Backend) int {
-	crashBackend = b
+	backend = b
 	if reexec.Init() {
 		return 0
 	}
 	flag.Parse()
 	if os.Getenv("AGENTENV_TEST_LONG") == "" {
-		quick("rapid.checks", "12")
+		quick("rapid.checks", "8")
 		quick("rapid.shrinktime", "5s")
+		quick("rapid.nofailfile", "true") // the seed is printed
 	}
 	code := m.Run()
 	unmountAll()
@@ -86,7 +89,14 @@ func Volume(t testing.TB, kind string) string {
 	if why != "" {
 		t.Skip(why)
 	}
-	dir, err := os.MkdirTemp(root, "t")
+	return scratch(t, root)
+}
+
+// scratch makes a directory in dir that goes with all that is in it, whatever
+// its modes, when the test ends.
+func scratch(t testing.TB, dir string) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(dir, "t")
 	assert.NilError(t, err)
 	assert.NilError(t, os.Chmod(dir, 0o755))
 	t.Cleanup(func() {
@@ -134,7 +144,8 @@ func makeVolume(kind, dir, size string) error {
 	}
 	img := dir + ".img"
 	mkfs := map[string]string{
-		"ext4":  "mkfs.ext4 -q -F",
+		"ext4":  "mkfs.ext4 -q -F -m 0",
+		fewExt4: "mkfs.ext4 -q -F -m 0 -N 800",
 		"xfs":   "mkfs.xfs -q -f -m reflink=1",
 		"btrfs": "mkfs.btrfs -q -f",
 	}[kind]
@@ -167,48 +178,4 @@ func SmallVolume(t testing.TB, kind, size string) string {
 		assert.NilError(t, os.Remove(dir))
 	})
 	return dir
-}
-
-// userDir names, in a child made by AsUser, the directory that is its own.
-const userDir = "AGENTENV_TEST_USER_DIR"
-
-// testUser is an uid and gid that nobody has.
-const testUser = 61234
-
-// IsUser says whether this process is a child made by [AsUser].
-func IsUser() bool { return os.Getenv(userDir) != "" }
-
-// AsUser runs the calling test once more, as an ordinary user who owns dir, and
-// takes over its result. It returns true in that child, where the test goes on,
-// and false in the parent, where it is over.
-func AsUser(t *testing.T, dir string) bool {
-	t.Helper()
-	if IsUser() {
-		return true
-	}
-	if os.Geteuid() != 0 {
-		return true // it is one
-	}
-	assert.NilError(t, os.Chown(dir, testUser, testUser))
-	exe, err := os.Open("/proc/self/exe")
-	assert.NilError(t, err)
-	defer exe.Close()
-	var pattern []string
-	for name := range strings.SplitSeq(t.Name(), "/") {
-		pattern = append(pattern, "^"+name+"$")
-	}
-	// The test binary lies where only root may look for it.
-	cmd := exec.Command("/proc/self/fd/3", "-test.run="+strings.Join(pattern, "/"), "-test.v=true", "-test.timeout=300s")
-	cmd.ExtraFiles = []*os.File{exe}
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), userDir+"="+dir, "HOME="+dir, "TMPDIR="+dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: testUser, Gid: testUser}}
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("as an ordinary user: %v\n%s", err, out)
-	}
-	if testing.Verbose() {
-		t.Logf("as an ordinary user:\n%s", out)
-	}
-	return false
 }
