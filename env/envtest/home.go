@@ -103,7 +103,7 @@ func testStoreInHome(t *testing.T, s Subject, name string) {
 	write(t, b.home+"/.local/bin/tool", "tool")
 	write(t, b.tree+"/f", "x")
 	write(t, b.home+"/large", strings.Repeat("x", 2<<20))
-	b.command.View.Tree, b.command.View.Scratch, b.command.View.Hide = b.tree, b.scratch, []string{store}
+	b.command.View.Tree.Dir, b.command.View.Scratch, b.command.View.Hide = b.tree, b.scratch, []string{store}
 	b.command.View.At = b.home + "/proj"
 	real := strings.Replace(store, b.home, b.dir+"/home", 1)
 	before := fingerprint(t, b.dir+"/home", real)

@@ -3,6 +3,7 @@
 package envtest
 
 import (
+	"strings"
 	"testing"
 
 	"gotest.tools/v3/assert"
@@ -71,12 +72,12 @@ func testMounts(t *testing.T, s Subject) {
 func testErrors(t *testing.T, s Subject) {
 	t.Run("no tree", func(t *testing.T) {
 		b := newBench(t, s)
-		b.command.View.Tree = b.dir + "/none"
+		b.command.View.Tree.Dir = b.dir + "/none"
 		assert.ErrorContains(t, b.refused("true"), b.dir+"/none")
 	})
 	t.Run("relative paths", func(t *testing.T) {
 		b := newBench(t, s)
-		b.command.View.Tree = "tree"
+		b.command.View.Tree.Dir = "tree"
 		assert.ErrorContains(t, b.refused("true"), `"tree"`)
 	})
 	t.Run("no command", func(t *testing.T) {
@@ -94,5 +95,15 @@ func testErrors(t *testing.T, s Subject) {
 		b := newBench(t, s)
 		b.command.View.At = ""
 		assert.Assert(t, b.refused("true").Fix != "")
+	})
+	t.Run("an overlay as a process", func(t *testing.T) {
+		if s.Level != sandbox.LevelProcess {
+			t.Skip("only for the process level")
+		}
+		b := newBench(t, s)
+		b.layered()
+		e := b.refused("true")
+		assert.Equal(t, e.What, "tree")
+		assert.Assert(t, strings.Contains(e.Fix, "--backend copy"), e.Fix)
 	})
 }

@@ -17,6 +17,7 @@ import (
 	"gotest.tools/v3/assert"
 
 	"github.com/agentenv/agentenv/env/sandbox"
+	"github.com/agentenv/agentenv/forks"
 )
 
 // Subject is what the suite is run on.
@@ -48,6 +49,9 @@ func Run(t *testing.T, s Subject) {
 		{"home", true, testHome},
 		{"mounts", true, testMounts},
 		{"rootfs", true, testRootfs},
+		{"overlay", true, testOverlayTree},
+		{"hidden", true, testHiddenMounts},
+		{"hold", false, testHold},
 		{"errors", false, testErrors},
 	} {
 		if group.namespaces && s.Level != sandbox.LevelNamespaces {
@@ -77,7 +81,7 @@ func newBench(t *testing.T, s Subject) *bench {
 	write(t, filepath.Join(b.hidden, "secret"), "store")
 	b.command = sandbox.Command{
 		Level: s.Level,
-		View: sandbox.View{Tree: b.tree, At: filepath.Join(dir, "project"), Scratch: b.scratch,
+		View: sandbox.View{Tree: forks.Mount{Dir: b.tree}, At: filepath.Join(dir, "project"), Scratch: b.scratch,
 			Home: sandbox.HomePrivate, HomeDir: b.home, Hide: []string{b.hidden}},
 		Env: []string{"PATH=" + os.Getenv("PATH"), "HOME=" + b.home, "LC_ALL=C.UTF-8"},
 	}

@@ -171,7 +171,7 @@ func testHidden(t *testing.T, s Subject) {
 	tree, scratch := b.hidden+"/runs/tree", b.hidden+"/runs/scratch"
 	write(t, tree+"/f", "x")
 	assert.NilError(t, os.Mkdir(scratch, 0o755))
-	b.command.View.Tree, b.scratch, b.command.View.Scratch = tree, scratch, scratch
+	b.command.View.Tree.Dir, b.scratch, b.command.View.Scratch = tree, scratch, scratch
 	assert.Equal(t, b.sh("cat f; ls -A "+b.hidden), "x")
 }
 

@@ -11,6 +11,7 @@ import (
 	"gotest.tools/v3/assert"
 
 	"github.com/agentenv/agentenv/env/sandbox"
+	"github.com/agentenv/agentenv/forks"
 )
 
 // BenchmarkStart compares a command that does nothing with a bwrap that makes
@@ -25,7 +26,7 @@ func BenchmarkStart(b *testing.B) {
 	assert.NilError(b, err)
 	c := sandbox.Command{
 		Level: sandbox.LevelNamespaces, Args: []string{"true"}, Env: os.Environ(),
-		View: sandbox.View{Tree: dir + "/tree", At: "/mnt", Scratch: dir + "/scratch", Home: sandbox.HomePrivate, HomeDir: home},
+		View: sandbox.View{Tree: forks.Mount{Dir: dir + "/tree"}, At: "/mnt", Scratch: dir + "/scratch", Home: sandbox.HomePrivate, HomeDir: home},
 	}
 	args := []string{"--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc",
 		"--tmpfs", "/tmp", "--tmpfs", "/var/tmp", "--tmpfs", "/run", "--tmpfs", "/dev/shm", "--tmpfs", home, "--bind", dir + "/tree", "/mnt", "true"}

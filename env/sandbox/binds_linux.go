@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,6 +25,42 @@ func (w *world) hide(src, dst string) error {
 		}
 		if err := w.mask(path.Join(dst, rel)); err != nil {
 			return fmt.Errorf("hide %s: %w", p, err)
+		}
+	}
+	return nil
+}
+
+// hiddenMounts lists what is mounted below hidden paths. In a user namespace of
+// our own there is nothing to do about those: they are locked.
+func (w *world) hiddenMounts() ([]string, error) {
+	if w.spec.UserNS {
+		return nil, nil
+	}
+	infos, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return !slices.ContainsFunc(w.spec.View.Hide, func(dir string) bool {
+			_, in := below(dir, m.Mountpoint)
+			return in && dir != m.Mountpoint
+		}), false
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list mounts: %w", err)
+	}
+	var at []string
+	for _, m := range infos {
+		at = append(at, m.Mountpoint)
+	}
+	return at, nil
+}
+
+// drop unmounts, in the copy of the host's system, what is mounted at hidden
+// paths. A mask alone would keep it alive as long as the command, though the
+// host has let go of it.
+func (w *world) drop(hidden []string) error {
+	for _, p := range slices.Backward(hidden) {
+		at := fmt.Sprintf("/proc/self/fd/%d%s", w.root.fd, p)
+		err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if err != nil && err != unix.EINVAL && err != unix.ENOENT { // locked, or gone with the one around it
+			return &os.PathError{Op: "unmount the copy of", Path: p, Err: err}
 		}
 	}
 	return nil
@@ -87,7 +124,7 @@ func (w *world) binds() error {
 	v := w.spec.View
 	all := slices.Clone(v.Binds)
 	if v.At != "" {
-		all = append(all, Bind{From: v.Tree, To: v.At, Mode: ReadWrite})
+		all = append(all, Bind{From: v.Tree.Dir, To: v.At, Mode: theTree})
 	}
 	depth := func(b Bind) int { return strings.Count(path.Clean(b.To), "/") }
 	slices.SortStableFunc(all, func(a, b Bind) int { return cmp.Compare(depth(a), depth(b)) })
@@ -107,6 +144,9 @@ func (w *world) binds() error {
 	return nil
 }
 
+// theTree is the mode of the bind that is the command's tree.
+const theTree Mode = "tree"
+
 func (w *world) bind(b Bind) error {
 	var mnt int
 	var err error
@@ -117,6 +157,8 @@ func (w *world) bind(b Bind) error {
 		mnt, err = cloneTree(unix.AT_FDCWD, b.From, attrSealed)
 	case Overlay:
 		mnt, err = w.overlay(b.From, nil)
+	case theTree:
+		mnt = w.tree
 	default:
 		err = fmt.Errorf("unknown mode %q", b.Mode)
 	}

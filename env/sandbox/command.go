@@ -7,6 +7,8 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"github.com/agentenv/agentenv/forks"
 )
 
 // Level is how strongly a command is kept apart.
@@ -51,8 +53,10 @@ type Bind struct {
 // View is the world a command runs in: which tree, as what, and what of the
 // host beside it.
 type View struct {
-	// Tree is the absolute host path of the tree.
-	Tree string
+	// Tree is how the tree is reached: a directory of the host, or an overlay
+	// that is mounted for this command alone. [LevelProcess] takes a directory
+	// only.
+	Tree forks.Mount
 	// At is the absolute path where a workspace's tree is seen, over the
 	// host's read-only system. Empty: the tree is the command's root.
 	At string
@@ -85,6 +89,10 @@ type Command struct {
 	// pipe; nil discards.
 	Stdin          *os.File
 	Stdout, Stderr io.Writer
+	// Hold, if not nil, stays open as long as anything that the command started
+	// is alive, also when agentenv itself is dead by then. The command does not
+	// see it. It is what [forks.Driver.Use] gives.
+	Hold *os.File
 }
 
 // Process is a command that was started.

@@ -8,7 +8,11 @@
 //   - The same when agentenv itself dies, at any instant, by any signal: the
 //     init of every sandbox holds one end of a socket whose only other holder
 //     is agentenv and kills all when it closes.
-//   - The command sees descriptors 0 to 2 and no other.
+//   - The command sees descriptors 0 to 2 and no other. What it is to hold
+//     ([Command].Hold) its init holds: a lock on a tree ends when nothing in that
+//     tree is alive, and no earlier.
+//   - A tree that is an overlay is mounted in the mount namespace of its command
+//     alone, and is unmounted when Wait returns.
 //   - What the sandbox itself needs (mount points, a resolver's file, a pivot
 //     directory) never turns up in the tree. So a system that lacks a
 //     directory to mount over, such as /dev, runs without that mount, and the

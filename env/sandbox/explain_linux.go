@@ -67,6 +67,19 @@ func fixFor(err error) string {
 	return ""
 }
 
+// fixForOverlay says what the user can do when the overlay of a tree cannot be
+// mounted, though the environment was made where it could.
+func fixForOverlay(err error) string {
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESTALE):
+		return "a layer of the store is gone: whatever was moved or removed below the root has to come back"
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENODEV), errors.Is(err, unix.EACCES):
+		return "this system, or the file system of the root, does not let this user mount overlays: " +
+			"run as the user and on the machine that made the environment, or make another with --backend copy"
+	}
+	return fixFor(err)
+}
+
 func badKnob() string {
 	for _, k := range knobs {
 		if !k.root && mayMount() {

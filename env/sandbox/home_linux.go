@@ -88,7 +88,7 @@ func (w *world) homeUnusable() bool {
 	if v.Home == HomeHost {
 		return false
 	}
-	for _, tree := range []string{v.Tree, v.At} {
+	for _, tree := range []string{v.Tree.Dir, v.At} {
 		if _, in := below(resolved(tree), home); in {
 			return true
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/agentenv/agentenv/env/envtest"
 	"github.com/agentenv/agentenv/env/sandbox"
+	"github.com/agentenv/agentenv/forks"
 )
 
 // scene makes the directories of one command.
@@ -28,8 +29,18 @@ func scene(t testing.TB, dir string, level sandbox.Level) sandbox.Command {
 	}
 	return sandbox.Command{
 		Level: level, Env: []string{"PATH=" + os.Getenv("PATH")},
-		View: sandbox.View{Tree: dir + "/tree", At: dir + "/tree", Scratch: dir + "/scratch", Home: sandbox.HomeOverlay, HomeDir: dir + "/home"},
+		View: sandbox.View{Tree: forks.Mount{Dir: dir + "/tree"}, At: dir + "/tree", Scratch: dir + "/scratch", Home: sandbox.HomeOverlay, HomeDir: dir + "/home"},
 	}
+}
+
+// layer makes the tree of a command an overlay over what it was.
+func layer(t testing.TB, c *sandbox.Command) {
+	t.Helper()
+	dir := filepath.Dir(c.View.Tree.Dir)
+	for _, d := range []string{"upper", "work"} {
+		assert.NilError(t, os.MkdirAll(filepath.Join(dir, d), 0o755))
+	}
+	c.View.Tree.Overlay = &forks.Overlay{Dir: dir, Lower: []string{"tree"}, Upper: "upper", Work: "work", Volatile: true}
 }
 
 func scratchHome(t *testing.T) string {
@@ -53,6 +64,13 @@ func TestVictim(t *testing.T) {
 	for i := range 6 {
 		c := scene(t, filepath.Join(dir, strconv.Itoa(i)), level)
 		c.Env = append(c.Env, "SANDBOX_MARK="+os.Getenv("SANDBOX_MARK"))
+		if i%2 == 1 && level == sandbox.LevelNamespaces {
+			layer(t, &c)
+		}
+		hold, err := os.Open(c.View.Tree.Dir)
+		assert.NilError(t, err)
+		assert.NilError(t, unix.Flock(int(hold.Fd()), unix.LOCK_EX))
+		c.Hold = hold
 		c.Args = []string{"sh", "-c", `trap '' TERM; (setsid sleep 1000 &); sleep 1000 & sleep 1000`}
 		go s.Start(context.Background(), c)
 	}
@@ -95,6 +113,20 @@ func killOnce(t *testing.T, level sandbox.Level, after time.Duration, round int)
 		time.Sleep(2 * time.Millisecond)
 	}
 	assert.Equal(t, len(envtest.Mounts(t, dir)), 0)
+	trees, err := filepath.Glob(dir + "/*/tree")
+	assert.NilError(t, err)
+	for _, tree := range trees {
+		f, err := os.Open(tree)
+		assert.NilError(t, err)
+		// The kernel closes files a moment after the process cannot be seen.
+		for unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+			if time.Now().After(deadline) {
+				t.Fatalf("killed after %v: %s is still held", after, tree)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		f.Close()
+	}
 }
 
 // helpers lists the helper processes made from this very binary that are
@@ -157,7 +189,7 @@ func TestDescriptors(t *testing.T) {
 		c := scene(t, dir+"/"+strconv.Itoa(i), sandbox.LevelProcess)
 		c.Args, c.Stdout, c.Stderr = []string{"sh", "-c", "echo x; exit 1"}, &bytes.Buffer{}, &bytes.Buffer{}
 		if i%2 == 1 {
-			c.View.Tree += "/none" // an error
+			c.View.Tree.Dir += "/none" // an error
 		}
 		p, err := s.Start(context.Background(), c)
 		if err == nil {

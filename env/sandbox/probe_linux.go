@@ -3,6 +3,8 @@ package sandbox
 import (
 	"context"
 	"os"
+
+	"github.com/agentenv/agentenv/forks"
 )
 
 // Probe tries whether the level works for this user on this machine, by
@@ -20,7 +22,7 @@ func Probe(level Level) error {
 	}
 	p, err := New(Options{}).Start(context.Background(), Command{
 		Level: level,
-		View: View{Tree: dir + "/tree", At: dir + "/tree", Scratch: dir + "/scratch",
+		View: View{Tree: forks.Mount{Dir: dir + "/tree"}, At: dir + "/tree", Scratch: dir + "/scratch",
 			Home: HomePrivate, HomeDir: dir + "/home"},
 		// Whether it is there does not matter: it is looked for when all else
 		// has been made.

@@ -15,9 +15,9 @@ import (
 type reaper struct{}
 
 func (*reaper) prepare(s *spec, _ func(string)) error {
-	if info, err := os.Stat(s.View.Tree); err != nil || !info.IsDir() {
+	if info, err := os.Stat(s.View.Tree.Dir); err != nil || !info.IsDir() {
 		if err == nil {
-			err = &os.PathError{Op: "open", Path: s.View.Tree, Err: syscall.ENOTDIR}
+			err = &os.PathError{Op: "open", Path: s.View.Tree.Dir, Err: syscall.ENOTDIR}
 		}
 		return &Error{What: "tree", Err: err}
 	}

@@ -86,7 +86,10 @@ func (s *Sandbox) launch(c Command) (*process, error) {
 	cmd.Env = []string{} // nothing of the caller's may be read from /proc/1/environ
 	cmd.Dir = "/"
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = streams.child[0], streams.child[1], streams.child[2]
-	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.ExtraFiles = []*os.File{theirs} // controlFD
+	if c.Hold != nil {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, c.Hold)
+	}
 	cmd.SysProcAttr = attr
 	err = start(cmd)
 	theirs.Close()
@@ -116,13 +119,17 @@ func newSpec(c Command) *spec {
 	if sp.Dir == "" {
 		sp.Dir = "/"
 		if c.Level == LevelProcess {
-			sp.Dir = c.View.Tree
+			sp.Dir = c.View.Tree.Dir
 		} else if c.View.At != "" {
 			sp.Dir = c.View.At
 		}
 	}
 	return sp
 }
+
+// MayMount says whether this process may mount file systems as it is, for others
+// on this machine (or in its container) to see.
+func MayMount() bool { return mayMount() }
 
 // mayMount says whether this process may make namespaces and mounts as it is.
 // The capability counts only for root: another user's is lost when the helper

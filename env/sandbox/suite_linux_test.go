@@ -94,9 +94,9 @@ func inNamespace(env ...string) identity {
 
 func TestAsUser(t *testing.T) {
 	as(t, ordinaryUser(), "^(TestNamespaces|TestProcess|TestKilled|TestDescriptors|TestRemoveScratch|TestAnyBytes)$"+
-		"/^(status|ending|separation|workspace|home|mounts|rootfs|errors|namespaces)$")
+		"/^(status|ending|separation|workspace|home|mounts|rootfs|overlay|hold|errors|namespaces)$")
 }
 
 func TestInUserNamespace(t *testing.T) {
-	as(t, inNamespace(), "^(TestNamespaces|TestKilled)$/^(status|separation|workspace|home|mounts|rootfs|namespaces)$")
+	as(t, inNamespace(), "^(TestNamespaces|TestKilled)$/^(status|separation|workspace|home|mounts|rootfs|overlay|hold|namespaces)$")
 }

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"github.com/agentenv/agentenv/forks"
 )
 
 // The socket between agentenv and the helper process of a sandbox carries one
@@ -122,7 +124,14 @@ type spec struct {
 func (s *spec) message() message {
 	var m message
 	v := s.View
-	m.add(v.Tree, v.At, v.Scratch, string(v.Home), v.HomeDir, s.Dir)
+	m.add(v.At, v.Scratch, string(v.Home), v.HomeDir, s.Dir, v.Tree.Dir)
+	if o := v.Tree.Overlay; o == nil {
+		m.addInt(0)
+	} else {
+		m.addInt(int64(len(o.Lower)))
+		m.add(o.Lower...)
+		m.add(o.Dir, o.Upper, o.Work, strconv.FormatBool(o.Volatile))
+	}
 	m.addInt(int64(len(v.Binds)))
 	for _, b := range v.Binds {
 		m.add(b.From, b.To, string(b.Mode))
@@ -139,7 +148,11 @@ func (s *spec) message() message {
 }
 
 func parseSpec(m message) *spec {
-	s := &spec{View: View{Tree: m.next(), At: m.next(), Scratch: m.next(), Home: Home(m.next()), HomeDir: m.next()}, Dir: m.next()}
+	s := &spec{View: View{At: m.next(), Scratch: m.next(), Home: Home(m.next()), HomeDir: m.next()}, Dir: m.next()}
+	s.View.Tree.Dir = m.next()
+	if lower := m.nextList(); len(lower) > 0 {
+		s.View.Tree.Overlay = &forks.Overlay{Lower: lower, Dir: m.next(), Upper: m.next(), Work: m.next(), Volatile: m.next() == "true"}
+	}
 	for range m.nextInt() {
 		s.View.Binds = append(s.View.Binds, Bind{From: m.next(), To: m.next(), Mode: Mode(m.next())})
 	}
@@ -227,8 +240,13 @@ func (c Command) validate() error {
 		return bad("unknown level %q", c.Level)
 	case len(c.Args) == 0 || c.Args[0] == "":
 		return bad("no command was given")
-	case !absolute(v.Tree):
-		return bad("the tree's path %q is not absolute", v.Tree)
+	case !absolute(v.Tree.Dir):
+		return bad("the tree's path %q is not absolute", v.Tree.Dir)
+	case v.Tree.Overlay != nil && (len(v.Tree.Overlay.Lower) == 0 || !absolute(v.Tree.Overlay.Dir)):
+		return bad("the tree's overlay has no layers, or no absolute path")
+	case c.Level == LevelProcess && v.Tree.Overlay != nil:
+		return &Error{What: "tree", Err: errors.New("the level process has no mounts, and this tree is one"),
+			Fix: "use --isolation namespaces, or an environment made with --backend copy"}
 	case v.At != "" && (!absolute(v.At) || v.At == "/"):
 		return bad("a tree cannot be seen at %q", v.At)
 	case c.Dir != "" && !absolute(c.Dir):

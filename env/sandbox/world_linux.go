@@ -2,11 +2,14 @@ package sandbox
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/agentenv/agentenv/forks"
 )
 
 // world puts together what one command sees. It works in the init of the
@@ -14,6 +17,7 @@ import (
 type world struct {
 	spec    *spec
 	root    *root
+	tree    int // the command's tree, a detached mount
 	scratch int // the scratch directory, by descriptor: the new root lies over it
 	made    int // how many things were made in it
 	uppers  int // where the uppers of overlays are made; -1: nothing was tried
@@ -39,6 +43,9 @@ func (w *world) build() error {
 		return &Error{What: "scratch directory", Err: &os.PathError{Op: "open", Path: w.spec.View.Scratch, Err: err}}
 	}
 	w.scratch = fd
+	if err := w.openTree(); err != nil {
+		return err
+	}
 	parts := w.rootfs()
 	if w.spec.View.At != "" {
 		parts = w.workspace()
@@ -60,7 +67,7 @@ func (w *world) build() error {
 // the sandbox needs may turn up in the tree.
 func (w *world) rootfs() []part {
 	return []part{
-		{"root", func() error { return w.system(w.spec.View.Tree) }},
+		{"root", w.system},
 		{"/proc", w.proc},
 		{"/dev", w.dev},
 		{"/sys", w.sys},
@@ -76,7 +83,7 @@ func (w *world) rootfs() []part {
 // system.
 func (w *world) workspace() []part {
 	return []part{
-		{"read-only view of the host", func() error { return w.base("/", attrSealed) }},
+		{"read-only view of the host", w.host},
 		{"/proc", w.proc},
 		{"/dev", w.dev},
 		{"directories for temporary files", w.temps},
@@ -90,17 +97,50 @@ func (w *world) workspace() []part {
 	}
 }
 
-// base makes the host's directory p the ground of the new root. It is
-// attached over the scratch directory, which is the one place that is
-// certainly ours.
-func (w *world) base(p string, attrs uint64) error {
+// openTree binds the command's tree, or mounts its overlay, where nobody sees
+// it yet: first of all, for what is mounted later may hide the store.
+func (w *world) openTree() error {
+	t := w.spec.View.Tree
+	mnt, err := t.Open()
+	if err == nil {
+		err = os.NewSyscallError("mount_setattr", setAttrs(mnt, unix.MOUNT_ATTR_NODEV))
+	}
+	if err != nil {
+		e := &Error{What: "tree", Err: fmt.Errorf("%s: %w", t.Dir, err)}
+		if t.Overlay != nil {
+			e.Fix = fixForOverlay(err)
+			if errors.Is(err, forks.ErrInUse) {
+				e.Fix = "another command has it mounted: wait until that ends"
+			}
+		}
+		return e
+	}
+	w.tree = mnt
+	return nil
+}
+
+// host makes the host's system the ground of the new root.
+func (w *world) host() error {
 	if err := w.findHomeMounts(); err != nil {
 		return err
 	}
-	mnt, err := cloneTree(unix.AT_FDCWD, p, attrs)
+	hidden, err := w.hiddenMounts()
 	if err != nil {
 		return err
 	}
+	mnt, err := cloneTree(unix.AT_FDCWD, "/", attrSealed)
+	if err != nil {
+		return err
+	}
+	if err := w.base(mnt); err != nil {
+		return err
+	}
+	return w.drop(hidden)
+}
+
+// base makes mnt the ground of the new root. It is attached over the scratch
+// directory, which is the one place that is certainly ours.
+func (w *world) base(mnt int) error {
 	w.root.fd, w.root.top = mnt, mnt
 	return attach(mnt, w.scratch)
 }
@@ -111,8 +151,8 @@ const innerRoot = "/tree"
 // system makes the tree the ground of the new root. Executing a command takes
 // a /proc for ourselves: where the tree has none it becomes a part of a root
 // of ours, and the command is put into it by chroot.
-func (w *world) system(tree string) error {
-	if err := w.base(tree, unix.MOUNT_ATTR_NODEV); err != nil {
+func (w *world) system() error {
+	if err := w.base(w.tree); err != nil {
 		return err
 	}
 	if fd := w.root.openDir("/proc"); fd >= 0 {
