@@ -28,6 +28,9 @@ func (e *Env) Apply(ctx context.Context, ref string, opts ApplyOptions) (forks.A
 		return forks.ApplyResult{}, err
 	}
 	base := e.meta.takenFrom(n.ID)
+	if e.meta.InPlace && opts.To == "" {
+		return forks.ApplyResult{}, e.applyInPlace()
+	}
 	if base == nil {
 		if opts.To == "" {
 			return forks.ApplyResult{}, notTaken(n.ID)
@@ -47,10 +50,17 @@ func (e *Env) Apply(ctx context.Context, ref string, opts ApplyOptions) (forks.A
 // CheckApply says whether what builds upon the snapshot id can be applied to
 // the directory that it was captured from.
 func (e *Env) CheckApply(id ID) error {
+	if e.meta.InPlace {
+		return e.applyInPlace()
+	}
 	if e.meta.takenFrom(id) == nil {
 		return notTaken(id)
 	}
 	return nil
+}
+
+func (e *Env) applyInPlace() error {
+	return &Error{Kind: ErrUsage, Msg: e.meta.Source + " is itself the work tree: there is nothing to apply", Hint: "`agentenv checkout REF` makes it what REF is"}
 }
 
 func notTaken(id ID) error {

@@ -8,6 +8,8 @@
 //   - At most one process changes an environment at a time (agentenv.lock,
 //     an flock that dies with its process). Reading needs no lock and writes
 //     nothing.
+//   - Commands in throw-away forks ([Env.ExecFork]) need no lock either: what
+//     is in use is locked by itself, and nobody removes it.
 //   - A snapshot is in the history (meta.json) only when the driver has it
 //     complete and durable. meta.json is replaced atomically and durably, and
 //     one of a newer format is never rewritten.
@@ -17,6 +19,9 @@
 //     the new ones: the next command that writes finishes or undoes what the
 //     journal and the driver say was cut short, and readers show what it will
 //     find.
+//
+// The work tree is a fork of the driver's or, in place, a directory of the
+// user's own, which inPlace makes look like one.
 //
 // It knows nothing of plans, tournaments or command lines.
 package env

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -28,6 +27,8 @@ type Options struct {
 	Executor Executor
 	// Notify is told what the user should know, one line at a time.
 	Notify func(line string)
+	// Git lets a promotion in place bring hooks, config and info of a .git.
+	Git bool
 	// Progress is told how much of a long copy is done.
 	Progress func(files, bytes int64)
 }
@@ -66,6 +67,8 @@ type Env struct {
 	// interrupted is the operation that a crash cut short and that the next
 	// command which writes will finish or undo; only a reader sees one.
 	interrupted *intent
+	// probes are those by which a new environment's driver was chosen.
+	probes []forks.Probe
 }
 
 // Open opens the environment at root for reading, as recovery would leave it.
@@ -78,14 +81,14 @@ func Open(ctx context.Context, root string, opts Options) (*Env, error) {
 	if e.driver, err = openDriver(ctx, root, m, opts); err != nil {
 		return nil, err
 	}
+	if p, ok := e.driver.(*inPlace); ok {
+		p.source.IndexReadOnly = true
+	}
 	pending, _, err := readPending(root)
 	if err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
-	// With the lock held, what is pending is in progress, not cut short.
-	if pending != nil && !held(root) {
-		e.preview(ctx, pending)
-	}
+	e.preview(ctx, pending)
 	return e, nil
 }
 
@@ -114,6 +117,9 @@ func (e *Env) load(ctx context.Context) (err error) {
 	if e.driver, err = openDriver(ctx, e.root, e.meta, e.opts); err != nil {
 		return err
 	}
+	if err := e.holdWork(ctx); err != nil {
+		return err
+	}
 	pending, last, err := readPending(e.root)
 	if err != nil {
 		return err
@@ -122,6 +128,23 @@ func (e *Env) load(ctx context.Context) (err error) {
 		return err
 	}
 	return e.recover(ctx, pending)
+}
+
+// holdWork waits until nobody is at work in the work tree any more: when
+// agentenv was killed, what ran in it is killed too, but a moment later.
+func (e *Env) holdWork(ctx context.Context) error {
+	_, release, err := e.driver.Use(ctx, forks.Work)
+	if isNotFound(err) {
+		return nil
+	}
+	if errors.Is(err, forks.ErrInUse) {
+		return &Error{Kind: ErrBusy, Msg: "the work tree of " + e.root + " is in use, though the agentenv that ran a command in it has ended", Hint: "wait until that command has ended, or end it"}
+	}
+	if err != nil {
+		return fmt.Errorf("take the work tree: %w", err)
+	}
+	release()
+	return nil
 }
 
 // openDriver opens the driver that the environment was made with. It is never
@@ -138,7 +161,14 @@ func openDriver(ctx context.Context, root string, m *meta, opts Options) (forks.
 	if i < 0 {
 		return nil, &Error{Kind: ErrUsage, Msg: fmt.Sprintf("the environment at %s needs the %s backend, which this agentenv does not have", root, m.Backend)}
 	}
-	return opts.Backends[i].Open(ctx, root)
+	d, err := opts.Backends[i].Open(ctx, root)
+	if err != nil {
+		return nil, explainBackend(ctx, opts.Backends, m.Backend, root, err)
+	}
+	if m.InPlace {
+		return newInPlace(d, root, m, opts), nil
+	}
+	return d, nil
 }
 
 // Close lets go of the lock and of what the driver holds open.
@@ -176,8 +206,17 @@ func (e *Env) Source() string { return e.meta.Source }
 // RunsDir is the directory that holds a folder for each tournament.
 func (e *Env) RunsDir() string { return filepath.Join(e.root, runsName) }
 
+// InPlace says whether the work tree is the directory that the environment was
+// taken from.
+func (e *Env) InPlace() bool { return e.meta.InPlace }
+
 // WorkTree is the path of the work tree; it may not be there yet.
-func (e *Env) WorkTree() string { return filepath.Join(e.root, "work", string(forks.Work)) }
+func (e *Env) WorkTree() string {
+	if e.meta.InPlace {
+		return e.meta.Source
+	}
+	return filepath.Join(e.root, "work", string(forks.Work))
+}
 
 // Log lists every snapshot, newest first.
 func (e *Env) Log() []Snapshot { return e.meta.snapshots() }
@@ -260,18 +299,9 @@ func (e *Env) save(m *meta) error {
 	if e.lock == nil {
 		return errors.New("internal: the environment is open for reading only")
 	}
-	if err := m.write(e.root); err != nil {
-		return err
+	replaced, err := m.write(e.root)
+	if replaced {
+		e.meta = m
 	}
-	e.meta = m
-	return nil
-}
-
-// scratch makes an empty directory for one command's own mounts.
-func (e *Env) scratch() (string, error) {
-	dir := filepath.Join(e.root, scratchName)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", err
-	}
-	return os.MkdirTemp(dir, "")
+	return err
 }

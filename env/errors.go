@@ -17,6 +17,8 @@ var (
 	ErrHeld = errors.New("held")
 	// ErrBusy: another process holds the environment's lock.
 	ErrBusy = errors.New("busy")
+	// ErrConflict: it is in the way of what was asked for.
+	ErrConflict = errors.New("conflict")
 	// ErrDamaged: the store's own data cannot be read.
 	ErrDamaged = errors.New("damaged")
 )

@@ -2,6 +2,7 @@ package env
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -21,24 +22,47 @@ type Fork struct {
 	tree forks.Tree
 }
 
-// Fork makes a fork of a snapshot of the history. It is safe for use by
-// several goroutines while nothing changes the history.
-func (e *Env) Fork(ctx context.Context, key forks.Key, base ID) (*Fork, error) {
-	return e.forkStore(ctx, key, e.meta.store(base))
+// Fork makes a fork of a snapshot of the history, for commands of the given
+// level. It is safe for use by several goroutines while nothing changes the
+// history.
+func (e *Env) Fork(ctx context.Context, key forks.Key, base ID, level sandbox.Level) (*Fork, error) {
+	return e.forkStore(ctx, key, e.meta.store(base), level)
 }
 
-// ForkFrozen makes a fork of a frozen tree. It is safe for use by several
-// goroutines.
-func (e *Env) ForkFrozen(ctx context.Context, key forks.Key, f Frozen) (*Fork, error) {
-	return e.forkStore(ctx, key, f.store)
+// ForkFrozen makes a fork of a frozen tree, for commands of the given level.
+// It is safe for use by several goroutines.
+func (e *Env) ForkFrozen(ctx context.Context, key forks.Key, f Frozen, level sandbox.Level) (*Fork, error) {
+	return e.forkStore(ctx, key, f.store, level)
 }
 
-func (e *Env) forkStore(ctx context.Context, key forks.Key, store ID) (*Fork, error) {
-	tree, err := e.driver.Fork(ctx, key, store, forks.ForkOptions{})
+func (e *Env) forkStore(ctx context.Context, key forks.Key, store ID, level sandbox.Level) (*Fork, error) {
+	tree, err := e.driver.Fork(ctx, key, store, forks.ForkOptions{Plain: level == sandbox.LevelProcess})
 	if err != nil {
 		return nil, err
 	}
 	return &Fork{env: e, tree: tree}, nil
+}
+
+// freeKey begins the keys of the forks in which commands run that hold no
+// lock. All others are of somebody who holds it.
+const freeKey = "exec."
+
+// sweepFork removes a fork, unless it is one in which a command runs that needs
+// no lock. The lock is held: all others are of processes that died, and those
+// who still work in them are about to.
+func (e *Env) sweepFork(ctx context.Context, key forks.Key) error {
+	if !strings.HasPrefix(string(key), freeKey) {
+		_, release, err := e.driver.Use(ctx, key)
+		if err == nil {
+			release()
+		} else if !isNotFound(err) && !errors.Is(err, forks.ErrInUse) {
+			return err
+		}
+	}
+	if err := e.driver.RemoveFork(ctx, key); !errors.Is(err, forks.ErrInUse) {
+		return err
+	}
+	return nil
 }
 
 // Tree is the fork as a place on the host.
@@ -53,6 +77,7 @@ type Frozen struct {
 	Changes forks.Changes
 	base    ID
 	store   ID
+	kind    SnapshotKind
 }
 
 // Freeze keeps the fork's present state. Nothing may be running in it.
@@ -62,11 +87,13 @@ func (f *Fork) Freeze(ctx context.Context, base ID) (Frozen, error) {
 	if err != nil {
 		return Frozen{}, err
 	}
-	fr := Frozen{ID: id, Changes: shown(changes), base: base, store: id}
+	fr := Frozen{ID: id, Changes: shown(changes), base: base, store: id, kind: KindTournament}
 	if len(changes.List) == 0 {
 		fr.store = f.tree.Base
+		return fr, nil
 	}
-	return fr, nil
+	f.tree, err = f.env.driver.Tree(f.tree.Key) // what was its upper may be a layer now
+	return fr, err
 }
 
 // Remove removes the fork and all it holds. What Freeze kept stays.
@@ -91,7 +118,7 @@ func (e *Env) Keep(f Frozen, message string) (Snapshot, error) {
 
 func (f Frozen) node(message string) node {
 	n := node{
-		ID: f.ID, Parent: f.base, Message: message, Created: time.Now(), Kind: KindTournament,
+		ID: f.ID, Parent: f.base, Message: message, Created: time.Now(), Kind: f.kind,
 		Stats: statsOf(f.Changes), Bytes: f.Changes.Bytes,
 	}
 	if f.store != f.ID {
@@ -107,6 +134,10 @@ func (e *Env) Promote(ctx context.Context, f Frozen, message string) (Snapshot, 
 	saved, err := e.SaveWork(ctx, "before promotion: "+message)
 	if err != nil {
 		return Snapshot{}, nil, err
+	}
+	if e.meta.InPlace {
+		head, err := e.promoteInPlace(ctx, f, message)
+		return head, saved, err
 	}
 	n := f.node(message)
 	seq, err := e.journal.begin(intent{Op: "tournament", From: e.meta.Head, To: n.ID})
@@ -126,14 +157,19 @@ func (e *Env) Promote(ctx context.Context, f Frozen, message string) (Snapshot, 
 // followHead makes an existing work tree equal to HEAD. If that fails, HEAD
 // stands and the next command makes it so.
 func (e *Env) followHead(ctx context.Context) error {
-	_, err := e.workTree()
+	tree, err := e.workTree()
 	if isNotFound(err) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return e.driver.Checkout(context.WithoutCancel(ctx), forks.Work, e.meta.store(e.meta.Head))
+	ctx = context.WithoutCancel(ctx)
+	if err := e.driver.Checkout(ctx, forks.Work, e.meta.store(e.meta.Head)); err != nil || tree.Mount.Overlay != nil {
+		return err
+	}
+	_, err = e.attachWork(ctx, tree)
+	return err
 }
 
 // Run is a command to run in a tree, and what it sees of the host.
@@ -145,7 +181,7 @@ type Run struct {
 	Binds   []sandbox.Bind
 	Args    []string
 	// Env is the environment; [Env.Environ] gives it what the kind of tree
-	// needs.
+	// needs. AGENTENV_TREE is added where the tree stands at a path of its own.
 	Env []string
 	// Dir is relative to the tree, or absolute as the command sees it; empty
 	// is the tree's top.
@@ -160,23 +196,39 @@ func (f *Fork) Start(ctx context.Context, r Run) (sandbox.Process, error) {
 	return f.env.start(ctx, f.tree, r)
 }
 
-// start runs a command in a tree; its scratch directory goes with it.
+// start runs a command in a tree, which is in use until it has ended; its
+// scratch directory goes with it.
 func (e *Env) start(ctx context.Context, tree forks.Tree, r Run) (sandbox.Process, error) {
-	scratch, err := e.scratch()
+	hold, release, err := e.driver.Use(ctx, tree.Key)
+	if err != nil {
+		return nil, err
+	}
+	p, err := e.startHeld(ctx, tree, hold, r)
+	if err != nil {
+		release()
+		return nil, e.explainTree(ctx, err)
+	}
+	p.release = release
+	return p, nil
+}
+
+func (e *Env) startHeld(ctx context.Context, tree forks.Tree, hold *os.File, r Run) (*process, error) {
+	scratch, err := e.scratchFor(tree.Key)
 	if err != nil {
 		return nil, err
 	}
 	at := e.MountAt()
 	if r.Level == sandbox.LevelProcess {
 		at = tree.Mount.Dir
+		r.Env = append(without(r.Env, "AGENTENV_TREE"), "AGENTENV_TREE="+at)
 	}
 	c := sandbox.Command{
 		Level: r.Level,
 		View: sandbox.View{
-			Tree: tree.Mount.Dir, Scratch: scratch, Home: r.Home, HomeDir: r.HomeDir,
+			Tree: tree.Mount, Scratch: scratch, Home: r.Home, HomeDir: r.HomeDir,
 			Binds: r.Binds, Hide: e.hide(),
 		},
-		Args: r.Args, Env: r.Env, Dir: at, Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr,
+		Args: r.Args, Env: r.Env, Dir: at, Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, Hold: hold,
 	}
 	if e.meta.Kind == Workspace {
 		c.View.At = e.meta.MountAt
@@ -195,21 +247,29 @@ func (e *Env) start(ctx context.Context, tree forks.Tree, r Run) (sandbox.Proces
 	return &process{Process: p, scratch: scratch}, nil
 }
 
-// process removes its scratch directory when it has ended.
+// process lets go of its tree and removes its scratch directory when it has
+// ended.
 type process struct {
 	sandbox.Process
 	scratch string
+	release func()
 	once    sync.Once
 }
 
 func (p *process) Wait() (sandbox.Result, error) {
 	res, err := p.Process.Wait()
 	p.once.Do(func() {
+		p.release()
 		if rerr := sandbox.RemoveScratch(p.scratch); err == nil {
 			err = rerr
 		}
 	})
 	return res, err
+}
+
+// without is env less a variable.
+func without(env []string, name string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(kv string) bool { return strings.HasPrefix(kv, name+"=") })
 }
 
 // hide lists the host paths that no command may see: this root, and the place

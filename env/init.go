@@ -22,6 +22,8 @@ import (
 type InitOptions struct {
 	// From is the directory to take.
 	From string
+	// InPlace makes From itself the work tree.
+	InPlace bool
 	// Tarball is the archive to take, TarballName what messages call it.
 	Tarball     io.Reader
 	TarballName string
@@ -45,7 +47,13 @@ func Init(ctx context.Context, root string, in InitOptions, opts Options) (_ *En
 	if Exists(root) {
 		return nil, &Error{Kind: ErrExists, Msg: "there is an environment at " + root + " already", Hint: "use another --root, or remove it"}
 	}
-	if in.From != "" {
+	switch {
+	case in.InPlace:
+		if in.From, err = checkInPlace(root, in); err != nil {
+			return nil, err
+		}
+		in.Kind = Workspace
+	case in.From != "":
 		if in.From, err = CheckDir(in.From); err != nil {
 			return nil, err
 		}
@@ -74,14 +82,10 @@ func Init(ctx context.Context, root string, in InitOptions, opts Options) (_ *En
 
 // fill takes the first snapshot of a root that holds nothing yet.
 func (e *Env) fill(ctx context.Context, in InitOptions) error {
-	if err := clearLeftovers(e.root); err != nil {
+	if err := e.clearLeftovers(ctx); err != nil {
 		return err
 	}
-	name, err := e.opts.backend()
-	if err != nil {
-		return err
-	}
-	backend, _, err := forks.Choose(ctx, e.opts.Backends, name, e.root)
+	backend, err := e.chooseBackend(ctx)
 	if err != nil {
 		return err
 	}
@@ -91,11 +95,17 @@ func (e *Env) fill(ctx context.Context, in InitOptions) error {
 	if e.journal, err = openJournal(e.root, 0, true); err != nil {
 		return err
 	}
-	e.meta = &meta{Version: metaVersion, Backend: backend.Name, Source: in.From, Exclude: in.Exclude, Tags: map[string]ID{}}
+	e.meta = &meta{Version: metaPlain, Backend: backend.Name, Source: in.From, Exclude: in.Exclude, Tags: map[string]ID{}}
+	if in.InPlace {
+		e.meta.InPlace, e.meta.Version = true, metaVersion
+	}
 	n := node{ID: newID(), Created: time.Now(), Kind: KindInit, Source: in.From}
 	if in.From != "" {
 		n.Message = "taken from " + in.From
-		_, err = e.captureInto(ctx, &n, "", forks.Source{Dir: in.From, Exclude: in.Exclude, CrossFilesystems: in.CrossFilesystem})
+		var src forks.Source
+		if src, err = e.firstSource(in); err == nil {
+			_, err = e.captureInto(ctx, &n, "", src)
+		}
 	} else {
 		n.Message, n.Digest = "taken from "+in.TarballName, in.Digest
 		err = e.captureTar(ctx, &n, "", in.Tarball, in.TarballName)
@@ -113,7 +123,25 @@ func (e *Env) fill(ctx context.Context, in InitOptions) error {
 		}
 	}
 	e.meta.Nodes = []node{n}
-	return e.save(e.meta)
+	if err := e.save(e.meta); err != nil || in.NoWorkTree {
+		return err
+	}
+	if _, err := e.standWork(ctx); err != nil {
+		// All is made; what cannot be mounted now the next command mounts.
+		e.opts.notify("the work tree is not mounted yet: %v", err)
+	}
+	return nil
+}
+
+// firstSource is the directory of a first snapshot. In place, it becomes the
+// work tree.
+func (e *Env) firstSource(in InitOptions) (forks.Source, error) {
+	if !in.InPlace {
+		return forks.Source{Dir: in.From, Exclude: in.Exclude, CrossFilesystems: in.CrossFilesystem}, nil
+	}
+	p := newInPlace(e.driver, e.root, e.meta, e.opts)
+	e.driver = p
+	return p.source, os.MkdirAll(p.dir, 0o700)
 }
 
 // captureInto stores src as snapshot n.ID and says whether anything differs
@@ -319,3 +347,5 @@ const (
 
 func isRegular(e forks.Entry) bool { return e.Mode&modeType == modeRegular }
 func isSymlink(e forks.Entry) bool { return e.Mode&modeType == modeSymlink }
+
+func isDirectory(e forks.Entry) bool { return e.Mode&modeType == modeDir }

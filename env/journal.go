@@ -9,12 +9,18 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 )
 
 // journalMax is the size in bytes past which a journal whose last operation
 // is complete begins anew: some ten thousand operations.
 const journalMax = 2 << 20
+
+// journalOps are the operations that leave an intent. Recovery knows what to do
+// about each; one that it does not know was begun by a newer agentenv.
+var journalOps = []string{"commit", "checkout", "tournament"}
 
 // intent is one line of the journal: what an operation is about to do, or,
 // with Done, that the operation of that number is complete.
@@ -63,6 +69,13 @@ func readPending(root string) (*intent, int, error) {
 			pending = &i
 		}
 	}
+	if pending != nil && !slices.Contains(journalOps, pending.Op) {
+		return nil, 0, &Error{
+			Kind: ErrDamaged,
+			Msg:  fmt.Sprintf("%s: an operation %q was cut short, of which this agentenv (it knows %s) cannot tell what to do", root, pending.Op, strings.Join(journalOps, ", ")),
+			Hint: "use the newer agentenv that began it",
+		}
+	}
 	return pending, last, nil
 }
 
@@ -100,17 +113,31 @@ func openJournal(root string, last int, fresh bool) (*journal, error) {
 
 // begin records an intent durably and returns its number.
 func (j *journal) begin(i intent) (int, error) {
+	if !slices.Contains(journalOps, i.Op) {
+		return 0, fmt.Errorf("internal: recovery does not know the operation %q", i.Op)
+	}
+	step("journal.begin.ready")
 	j.last++
 	i.N, i.Time = j.last, time.Now()
 	if err := j.append(i); err != nil {
 		return 0, err
 	}
-	return i.N, j.f.Sync()
+	step("journal.begin.written")
+	if err := j.f.Sync(); err != nil {
+		return 0, err
+	}
+	step("journal.begin.durable")
+	return i.N, nil
 }
 
 // end records that the operation n is complete. It is not flushed: a lost
 // completion makes recovery look at a state that needs nothing done.
-func (j *journal) end(n int) error { return j.append(intent{N: n, Done: true}) }
+func (j *journal) end(n int) error {
+	step("journal.end.ready")
+	err := j.append(intent{N: n, Done: true})
+	step("journal.end.written")
+	return err
+}
 
 func (j *journal) append(i intent) error {
 	data, err := json.Marshal(i)

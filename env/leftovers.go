@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/agentenv/agentenv/forks"
@@ -45,12 +46,19 @@ func (e *Env) Leftovers(ctx context.Context) ([]Leftover, error) {
 	}
 	out := make([]Leftover, 0, len(paths))
 	for _, p := range paths {
-		if p == filepath.Join("forks", string(forks.Work)) {
+		if p == filepath.Join("forks", string(forks.Work)) || OfUnlocked(p) {
 			continue
 		}
 		out = append(out, Leftover{Path: p, Bytes: diskUse(filepath.Join(e.root, p))})
 	}
 	return out, nil
+}
+
+// OfUnlocked says whether path, relative to a root, is part of a fork in which
+// a command runs that needs no lock ([Env.ExecFork]), and so may be there at any
+// time.
+func OfUnlocked(path string) bool {
+	return strings.HasPrefix(path, "forks/"+freeKey) || strings.HasPrefix(path, scratchName+"/"+freeKey)
 }
 
 // diskUse is what path and all below it take on disk, in bytes; what cannot be

@@ -20,6 +20,11 @@ const lockWait = time.Minute
 // lockRetry is the pause between two tries for the lock.
 const lockRetry = 20 * time.Millisecond
 
+// lockSure is for how long the lock file must say the same before it is
+// believed: what it says may be of a process that died, and whoever has the
+// lock, or only looks whether somebody has it, may not have written yet.
+const lockSure = 300 * time.Millisecond
+
 // longOps hold the lock for as long as a user lets them: nobody waits for
 // those.
 var longOps = []string{"tournament", "shell", "supervise", "daemon"}
@@ -36,20 +41,27 @@ type holder struct {
 func acquire(ctx context.Context, root, op string, notify func(string)) (*flock.Flock, error) {
 	path := filepath.Join(root, lockName)
 	l := flock.New(path, flock.SetPermissions(0o600))
-	deadline := time.Now().Add(lockWait)
+	begun := time.Now()
+	var by holder
+	var since time.Time // by is what the file says
 	for told := false; ; {
 		ok, err := l.TryLock()
 		if err != nil {
 			return nil, fmt.Errorf("lock %s: %w", root, err)
 		}
 		if ok {
-			return l, writeHolder(path, op)
+			writeHolder(path, op)
+			return l, nil
 		}
 		h := readHolder(path)
-		if slices.Contains(longOps, h.Op) || time.Now().After(deadline) {
+		if !h.same(by) {
+			by, since = h, time.Now()
+		}
+		sure := time.Since(since) >= lockSure
+		if slices.Contains(longOps, h.Op) && sure || time.Since(begun) > lockWait {
 			return nil, busy(root, h)
 		}
-		if !told && notify != nil && time.Until(deadline) < lockWait-time.Second {
+		if !told && notify != nil && sure && h.PID != 0 && time.Since(begun) > time.Second {
 			notify(fmt.Sprintf("waiting for `agentenv %s` (pid %d), which is using %s", h.Op, h.PID, root))
 			told = true
 		}
@@ -61,20 +73,25 @@ func acquire(ctx context.Context, root, op string, notify func(string)) (*flock.
 	}
 }
 
-func busy(root string, h holder) error {
-	return &Error{
-		Kind: ErrBusy,
-		Msg:  fmt.Sprintf("%s is in use by `agentenv %s` (pid %d, since %s)", root, h.Op, h.PID, h.Since.Local().Format(time.TimeOnly)),
-		Hint: "wait until it ends, or stop it",
-	}
+func (h holder) same(o holder) bool {
+	return h.PID == o.PID && h.Op == o.Op && h.Since.Equal(o.Since)
 }
 
-func writeHolder(path, op string) error {
-	data, err := json.Marshal(holder{PID: os.Getpid(), Op: op, Since: time.Now()})
-	if err != nil {
-		return err
+func busy(root string, h holder) error {
+	by := "another process"
+	if h.PID != 0 {
+		by = fmt.Sprintf("`agentenv %s` (pid %d, since %s)", h.Op, h.PID, h.Since.Local().Format(time.TimeOnly))
 	}
-	return os.WriteFile(path, data, 0o600)
+	return &Error{Kind: ErrBusy, Msg: root + " is in use by " + by, Hint: "wait until it ends, or stop it"}
+}
+
+// writeHolder says who has the lock. It is a courtesy: where it cannot be
+// written, as on a full disk, what frees space must still be able to work.
+func writeHolder(path, op string) {
+	data, err := json.Marshal(holder{PID: os.Getpid(), Op: op, Since: time.Now()})
+	if err == nil {
+		_ = os.WriteFile(path, data, 0o600)
+	}
 }
 
 func readHolder(path string) holder {

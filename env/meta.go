@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,9 +14,13 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// metaVersion is the format of meta.json and of the journal. A binary refuses
-// what is newer than it knows.
-const metaVersion = 1
+// metaVersion is the newest format of meta.json and of the journal. A binary
+// refuses what is newer than it knows. Format 2 says that an environment is in
+// place; all others are of format metaPlain, so that older binaries open them.
+const (
+	metaVersion = 2
+	metaPlain   = 1
+)
 
 // The names below a root.
 const (
@@ -25,6 +30,9 @@ const (
 	runsName    = "runs"
 	scratchName = "scratch"
 )
+
+// metaTemp begins the name of a history that is being written.
+const metaTemp = "." + metaName
 
 // meta is the history, as meta.json holds it. It is read whole and replaced
 // whole: whoever reads it sees one state.
@@ -37,10 +45,15 @@ type meta struct {
 	// Source is the directory that the environment was taken from.
 	Source  string   `json:"source,omitempty"`
 	Exclude []string `json:"exclude,omitempty"`
-	Head    ID       `json:"head"`
+	// InPlace says that Source is the work tree.
+	InPlace bool `json:"in_place,omitempty"`
+	Head    ID   `json:"head"`
 	// Nodes is in order of creation.
 	Nodes []node        `json:"snapshots"`
 	Tags  map[string]ID `json:"tags"`
+
+	// file is the meta.json that this was read from; nil if it was not.
+	file fs.FileInfo
 }
 
 // node is one snapshot of the history.
@@ -73,7 +86,7 @@ func (n *node) store() ID {
 // readMeta reads the history of root.
 func readMeta(root string) (*meta, error) {
 	path := filepath.Join(root, metaName)
-	data, err := os.ReadFile(path)
+	data, file, err := readWhole(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, &Error{Kind: ErrNotFound, Msg: "no environment at " + root, Hint: "make one with `agentenv init --from DIR`, run agentenv in a directory that one was taken from, or name its root with --root"}
 	}
@@ -90,20 +103,57 @@ func readMeta(root string) (*meta, error) {
 	if m.find(m.Head) == nil {
 		return nil, &Error{Kind: ErrDamaged, Msg: path + ": HEAD is not one of its snapshots"}
 	}
+	m.file = file
 	return &m, nil
 }
 
+// readWhole reads a file and says which one it was.
+func readWhole(path string) ([]byte, fs.FileInfo, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, nil, err
+	}
+	data, err := io.ReadAll(f)
+	return data, st, err
+}
+
 // write replaces meta.json: the file is flushed, renamed into place, and the
-// directory flushed, in that order.
-func (m *meta) write(root string) error {
+// directory flushed, in that order. replaced says whether readers see m: it can
+// be true though the flush of the directory failed.
+func (m *meta) write(root string) (replaced bool, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("save the history of %s: %w", root, err)
+		}
+	}()
 	data, err := json.Marshal(m)
 	if err != nil {
-		return err
+		return false, err
 	}
-	if err := renameio.WriteFile(filepath.Join(root, metaName), data, 0o600); err != nil {
-		return fmt.Errorf("save the history of %s: %w", root, err)
+	step("meta.ready")
+	// In root itself, where sweepMeta looks for what a crash leaves.
+	f, err := renameio.NewPendingFile(filepath.Join(root, metaName), renameio.WithTempDir(root), renameio.WithPermissions(0o600))
+	if err != nil {
+		return false, err
 	}
-	return syncDir(root)
+	defer func() { _ = f.Cleanup() }() // after the rename it does nothing
+	step("meta.made")
+	if _, err := f.Write(data); err != nil {
+		return false, err
+	}
+	step("meta.written")
+	if err := f.CloseAtomicallyReplace(); err != nil {
+		return false, err
+	}
+	step("meta.renamed")
+	err = syncDir(root)
+	step("meta.durable")
+	return true, err
 }
 
 // syncDir flushes a directory's entries.

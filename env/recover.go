@@ -3,11 +3,10 @@ package env
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
-	"github.com/agentenv/agentenv/env/sandbox"
 	"github.com/agentenv/agentenv/forks"
 )
 
@@ -107,9 +106,10 @@ func (e *Env) sweep(ctx context.Context) error {
 		if k == forks.Work {
 			continue
 		}
-		if err := e.driver.RemoveFork(ctx, k); err != nil && !errors.Is(err, forks.ErrInUse) {
+		if err := e.sweepFork(ctx, k); err != nil {
 			return err
 		}
+		step("sweep.fork")
 	}
 	ids, err := e.driver.Snapshots(ctx)
 	if err != nil {
@@ -123,58 +123,52 @@ func (e *Env) sweep(ctx context.Context) error {
 		if err := e.driver.RemoveSnapshot(ctx, id); err != nil {
 			return err
 		}
+		step("sweep.snapshot")
 	}
 	if _, err := e.driver.Sweep(ctx); err != nil {
 		return err
 	}
-	if err := e.sweepMeta(); err != nil {
+	step("sweep.store")
+	if err := sweepMeta(e.root); err != nil {
 		return err
 	}
+	step("sweep.meta")
 	return e.sweepScratch()
 }
 
 // sweepMeta removes histories that were being written when their process died.
-func (e *Env) sweepMeta() error {
-	temps, err := filepath.Glob(filepath.Join(e.root, "."+metaName+"*"))
+func sweepMeta(root string) error {
+	entries, err := os.ReadDir(root)
 	if err != nil {
 		return err
 	}
-	for _, p := range temps {
-		if err := os.Remove(p); err != nil {
+	for _, d := range entries {
+		if !strings.HasPrefix(d.Name(), metaTemp) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(root, d.Name())); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (e *Env) sweepScratch() error {
-	dir := filepath.Join(e.root, scratchName)
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	for _, d := range entries {
-		if err := sandbox.RemoveScratch(filepath.Join(dir, d.Name())); err != nil {
-			return fmt.Errorf("remove what an interrupted command left: %w", err)
-		}
-	}
-	return nil
-}
-
-// preview lets a reader see the state that recovery would give.
+// preview lets a reader see the state that recovery would give. A snapshot that
+// is complete but for its listing counts as listed, whether its maker was killed
+// or is just about to list it.
 func (e *Env) preview(ctx context.Context, pending *intent) {
+	if pending == nil {
+		return
+	}
 	tree, err := e.workTree()
 	if err != nil {
 		return
 	}
 	if m := e.finishCommit(ctx, tree, pending); m != nil {
 		e.meta = m
-		return
 	}
-	if misaligned(e.meta, tree) {
+	// With the lock held, what is pending is in progress, not cut short.
+	if misaligned(e.meta, tree) && !held(e.root) {
 		e.interrupted = pending
 	}
 }

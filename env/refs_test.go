@@ -2,6 +2,7 @@ package env
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -75,10 +76,11 @@ func TestHistoryOfANewerFormatIsRefusedAndKept(t *testing.T) {
 	root := t.TempDir()
 	m := history("aaaa000000000000")
 	m.Version = metaVersion + 1
-	assert.NilError(t, m.write(root))
-	_, err := readMeta(root)
+	_, err := m.write(root)
+	assert.NilError(t, err)
+	_, err = readMeta(root)
 	assert.Assert(t, errors.Is(err, ErrDamaged))
-	assert.ErrorContains(t, err, "format 2")
+	assert.ErrorContains(t, err, fmt.Sprintf("format %d", metaVersion+1))
 }
 
 func TestDamagedHistoryIsNamed(t *testing.T) {

@@ -25,6 +25,11 @@ type Status struct {
 	MountAt  string `json:"mount_at"`
 	Source   string `json:"source,omitempty"`
 	WorkTree string `json:"work_tree"`
+	// WorkTreeSeen says where the work tree can be seen now: its path, or
+	// [SeenInside]; empty if it is not made.
+	WorkTreeSeen string `json:"work_tree_seen"`
+	// InPlace: Source is the work tree.
+	InPlace bool `json:"in_place,omitempty"`
 	// WorkTreeMade says whether the work tree is there; if not, the next
 	// command that needs it makes it.
 	WorkTreeMade bool `json:"work_tree_made"`
@@ -32,6 +37,9 @@ type Status struct {
 	// that writes puts it right.
 	Interrupted string `json:"interrupted,omitempty"`
 }
+
+// SeenInside says that the work tree is mounted only where commands run.
+const SeenInside = "inside exec, shell and supervise"
 
 // Disk is the space an environment takes.
 type Disk struct {
@@ -43,9 +51,10 @@ type Disk struct {
 // Status compares the work tree with HEAD and sums up the rest. It writes
 // nothing and does not walk the store.
 func (e *Env) Status(ctx context.Context) (Status, error) {
+	c, err := e.WorkChanges(ctx) // first: for a reader it may find a newer history
 	s := Status{
 		Root: e.root, Kind: e.meta.Kind, Backend: e.meta.Backend, Head: e.meta.Head,
-		Snapshots: len(e.meta.Nodes), MountAt: e.MountAt(), Source: e.meta.Source, WorkTree: e.WorkTree(),
+		Snapshots: len(e.meta.Nodes), MountAt: e.MountAt(), Source: e.meta.Source, WorkTree: e.WorkTree(), InPlace: e.meta.InPlace,
 	}
 	for _, n := range e.meta.Nodes {
 		s.Disk.Bytes += n.Bytes
@@ -53,16 +62,26 @@ func (e *Env) Status(ctx context.Context) (Status, error) {
 	if e.interrupted != nil {
 		s.Interrupted = e.interrupted.Op
 	}
-	c, err := e.WorkChanges(ctx)
 	s.Changes, s.Dirty = len(c.List), len(c.List) > 0
-	_, treeErr := e.workTree()
+	tree, treeErr := e.workTree()
 	s.WorkTreeMade = treeErr == nil
+	switch {
+	case treeErr != nil:
+	case tree.Mount.Overlay != nil:
+		s.WorkTreeSeen = SeenInside
+	default:
+		s.WorkTreeSeen = s.WorkTree
+	}
 	return s, err
 }
 
 // WorkChanges returns what the work tree has changed since HEAD. One that is
 // not there, or that a crash left between two states, has changed nothing.
 func (e *Env) WorkChanges(ctx context.Context) (forks.Changes, error) {
+	return e.steady(ctx, func() (forks.Changes, error) { return e.workChanges(ctx) })
+}
+
+func (e *Env) workChanges(ctx context.Context) (forks.Changes, error) {
 	if e.interrupted != nil {
 		return forks.Changes{}, nil
 	}

@@ -47,7 +47,7 @@ func (e *Env) TakeDir(ctx context.Context, dir string) (Snapshot, error) {
 // apply. One that is gone has not changed.
 func (e *Env) SourceChanged(ctx context.Context) (bool, error) {
 	last := e.meta.lastFrom(e.meta.Source)
-	if e.meta.Source == "" || last == nil || e.meta.Kind != Workspace {
+	if e.meta.InPlace || e.meta.Source == "" || last == nil || e.meta.Kind != Workspace {
 		return false, nil
 	}
 	if _, err := realDir(e.meta.Source); err != nil {

@@ -12,10 +12,11 @@ import (
 )
 
 // workTree returns the work tree. One whose directory somebody removed counts
-// as not there; what somebody put in its place is not ours to remove.
+// as not there; what somebody put in its place is not ours to remove. Where the
+// tree is not mounted now, nothing of it is in that directory.
 func (e *Env) workTree() (forks.Tree, error) {
 	tree, err := e.driver.Tree(forks.Work)
-	if err != nil {
+	if err != nil || tree.Mount.Overlay != nil {
 		return tree, err
 	}
 	st, err := os.Lstat(tree.Mount.Dir)
@@ -44,6 +45,30 @@ func (e *Env) ensureWork(ctx context.Context) (forks.Tree, error) {
 		}
 	}
 	return e.makeWork(ctx, e.meta.store(e.meta.Head))
+}
+
+// standWork returns the work tree ready for commands. It is made if it is not
+// there, and where this user can mount it on the host it stands there.
+func (e *Env) standWork(ctx context.Context) (forks.Tree, error) {
+	tree, err := e.ensureWork(ctx)
+	if err != nil {
+		return tree, err
+	}
+	return e.attachWork(ctx, tree)
+}
+
+// attachWork makes an existing work tree stand on the host. Where this user
+// cannot have it there, it is mounted where each command runs.
+func (e *Env) attachWork(ctx context.Context, tree forks.Tree) (forks.Tree, error) {
+	at, err := e.driver.Attach(ctx, forks.Work)
+	if errors.Is(err, forks.ErrUnsupported) {
+		return tree, nil
+	}
+	if err != nil {
+		return tree, e.explainTree(ctx, err)
+	}
+	e.warn(at.Warnings)
+	return at, nil
 }
 
 // makeWork makes the work tree, equal to the driver's snapshot store.
@@ -168,13 +193,17 @@ func (e *Env) Checkout(ctx context.Context, ref string, discard bool) (CheckoutR
 			res.Saved = &saved.ID
 		}
 	}
-	return res, e.moveTree(ctx, res.ID)
+	if err := e.moveTree(ctx, "checkout", res.ID); err != nil {
+		return res, err
+	}
+	_, err = e.standWork(ctx)
+	return res, err
 }
 
 // moveTree makes the work tree equal to id and then moves HEAD there: until
 // that last step, a crash is undone by going back to HEAD.
-func (e *Env) moveTree(ctx context.Context, id ID) error {
-	seq, err := e.journal.begin(intent{Op: "checkout", From: e.meta.Head, To: id})
+func (e *Env) moveTree(ctx context.Context, op string, id ID) error {
+	seq, err := e.journal.begin(intent{Op: op, From: e.meta.Head, To: id})
 	if err != nil {
 		return err
 	}
