@@ -118,7 +118,7 @@ func (a *attempt) clean(ctx context.Context) {
 // try runs candidate and test. Its error is set if it will befall every attempt.
 func (a *attempt) try(ctx context.Context) (verdict, error) {
 	start := a.t.Now()
-	fork, err := a.t.Env.Fork(ctx, a.key("run"), a.t.Base.ID)
+	fork, err := a.t.Env.Fork(ctx, a.key("run"), a.t.Base.ID, level(a.t.Plan))
 	if err != nil {
 		return a.failure(ctx, "fork the base", err)
 	}
@@ -154,8 +154,12 @@ func (a *attempt) try(ctx context.Context) (verdict, error) {
 }
 
 // isGone says whether the fork's tree was removed, or moved away: without
-// namespaces a candidate can do that.
+// namespaces a candidate can do that. What a mounted tree is made of is out of
+// its reach.
 func isGone(fork *env.Fork) bool {
+	if fork.Tree().Mount.Overlay != nil {
+		return false
+	}
 	st, err := os.Lstat(fork.Tree().Mount.Dir)
 	return errors.Is(err, fs.ErrNotExist) || err == nil && !st.IsDir()
 }
@@ -180,7 +184,7 @@ func (a *attempt) runCandidate(ctx context.Context, fork *env.Fork) (ending, err
 		fork: fork, run: c.Run, script: c.Script, stdin: c.Stdin,
 		name: fileName(c.Name, a.index) + ".candidate", workdir: c.Workdir,
 		timeout: time.Duration(c.Timeout), log: a.logPath(false),
-		env:     a.t.environ(c.Env, c.Name, a.res.Attempt, fork),
+		env:     a.t.environ(c.Env, c.Name, a.res.Attempt),
 		started: func() { a.event(Event{Type: EventRunning}) },
 		line:    func(s string, n int64) { a.event(Event{Type: EventOutput, Line: s, Dropped: n}) },
 	}
@@ -209,7 +213,7 @@ func (a *attempt) judgeCandidate(end ending) (verdict, bool) {
 
 // test runs the test in a fork of the frozen tree.
 func (a *attempt) test(ctx context.Context, frozen env.Frozen) (verdict, error) {
-	fork, err := a.t.Env.ForkFrozen(ctx, a.key("test"), frozen)
+	fork, err := a.t.Env.ForkFrozen(ctx, a.key("test"), frozen, level(a.t.Plan))
 	if err != nil {
 		return a.failure(ctx, "fork the frozen tree", err)
 	}
@@ -259,7 +263,7 @@ func (a *attempt) judgeTest(ctx context.Context, end ending) verdict {
 // testBase runs the test on a fork of base. A test that cannot run there either
 // is the harness's fault, not that of a candidate.
 func (t *tournament) testBase(ctx context.Context) (_ ending, err error) {
-	fork, err := t.Env.Fork(ctx, forks.Key(t.res.Run+".base.test"), t.Base.ID)
+	fork, err := t.Env.Fork(ctx, forks.Key(t.res.Run+".base.test"), t.Base.ID, level(t.Plan))
 	if err != nil {
 		return ending{}, err
 	}

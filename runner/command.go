@@ -100,7 +100,7 @@ func checkFile(candidate, path string) error {
 var passed = []string{"PATH", "HOME", "USER", "LANG", "TERM", "TZ"}
 
 // environ is the environment of a candidate's command or of its test.
-func (t *tournament) environ(own map[string]string, candidate string, attempt int, fork *env.Fork) []string {
+func (t *tournament) environ(own map[string]string, candidate string, attempt int) []string {
 	caller := slices.DeleteFunc(slices.Clone(t.Caller), func(kv string) bool {
 		k, _, _ := strings.Cut(kv, "=")
 		return !slices.Contains(passed, k) && !strings.HasPrefix(k, "LC_")
@@ -117,9 +117,6 @@ func (t *tournament) environ(own map[string]string, candidate string, attempt in
 	vars["AGENTENV_BASE"] = string(t.Base.ID)
 	vars["AGENTENV_CANDIDATE"] = candidate
 	vars["AGENTENV_ATTEMPT"] = strconv.Itoa(attempt)
-	if level(t.Plan) == sandbox.LevelProcess {
-		vars["AGENTENV_TREE"] = fork.Tree().Mount.Dir
-	}
 	out := make([]string, 0, len(vars))
 	for _, k := range slices.Sorted(maps.Keys(vars)) {
 		out = append(out, k+"="+vars[k])
@@ -131,7 +128,7 @@ func (t *tournament) environ(own map[string]string, candidate string, attempt in
 func (t *tournament) testCommand(fork *env.Fork, candidate string, attempt int) command {
 	return command{
 		fork: fork, run: t.Plan.Test.Run, name: "test", timeout: time.Duration(t.Plan.Test.Timeout),
-		env:     t.environ(nil, candidate, attempt, fork),
+		env:     t.environ(nil, candidate, attempt),
 		started: func() {}, line: func(string, int64) {},
 	}
 }

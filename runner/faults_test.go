@@ -69,7 +69,8 @@ func (d faultyDriver) Checkout(ctx context.Context, key forks.Key, id forks.ID) 
 // newFaulty is a world whose driver fails on demand.
 func newFaulty(t *testing.T) (*world, *fault) {
 	f := &fault{}
-	b := testBackends[0]
+	b, _, err := forks.Choose(t.Context(), testBackends, forks.Auto, t.TempDir())
+	assert.NilError(t, err)
 	open := b.Open
 	b.Open = func(ctx context.Context, dir string) (forks.Driver, error) {
 		d, err := open(ctx, dir)

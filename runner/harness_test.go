@@ -71,7 +71,10 @@ func newWorld(t *testing.T, files map[string]string, exec env.Executor, backends
 		env.Options{Backends: backends, Executor: exec})
 	assert.NilError(t, err)
 	w := &world{t: t, env: e, root: root}
-	t.Cleanup(func() { assert.NilError(t, w.env.Close()) })
+	t.Cleanup(func() {
+		_, err := w.env.Umount(context.Background())
+		assert.NilError(t, errors.Join(err, w.env.Close()))
+	})
 	return w
 }
 

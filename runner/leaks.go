@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
+
+	"github.com/agentenv/agentenv/env"
 )
 
 // leakNames bounds how many leakers are named.
@@ -114,7 +116,7 @@ func marked(dir, run string) bool {
 }
 
 // standsBelow says whether a process has its root or working directory in a
-// tree of the store that is not the work tree.
+// tree of the store that may be this run's.
 func standsBelow(dir, root string) bool {
 	for _, link := range []string{"root", "cwd"} {
 		at, err := os.Readlink(filepath.Join(dir, link))
@@ -122,7 +124,7 @@ func standsBelow(dir, root string) bool {
 			continue
 		}
 		below, ok := strings.CutPrefix(at, root+"/")
-		if ok && !strings.HasPrefix(below, "work/") {
+		if ok && !strings.HasPrefix(below, "work/") && !env.OfUnlocked(below) {
 			return true
 		}
 	}

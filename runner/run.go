@@ -290,6 +290,8 @@ func (r *Result) sumUp(err error) {
 	switch {
 	case errors.Is(err, ErrInterrupted):
 		r.Status = RunInterrupted
+	case errors.Is(err, env.ErrConflict) && r.Winner != nil:
+		r.Status = RunPassed
 	case err != nil:
 		r.Status = RunFailed
 	case r.Promoted:
