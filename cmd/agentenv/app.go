@@ -24,6 +24,8 @@ type App struct {
 
 	root, backend, color string
 	json, quiet, verbose bool
+	// git: what is promoted in place may steer git.
+	git bool
 	// lost is the first error of writing data.
 	lost error
 }
@@ -178,7 +180,7 @@ Exit status: 0 done; 1 the answer is no; 2 usage; 3 agentenv itself failed;
 	}
 	f := root.PersistentFlags()
 	f.StringVar(&a.root, "root", "", "the environment's `DIR` (default: AGENTENV_ROOT; the environment taken from this directory; /agentfs; the user's default)")
-	f.StringVar(&a.backend, "backend", "", "how trees are stored and forked: auto or copy (default: AGENTENV_BACKEND, else auto)")
+	f.StringVar(&a.backend, "backend", "", "how trees are stored and forked: auto, btrfs, overlay or copy (default: AGENTENV_BACKEND, else auto)")
 	f.BoolVar(&a.json, "json", false, "write exactly one JSON document to stdout")
 	f.BoolVarP(&a.quiet, "quiet", "q", false, "say nothing but data and errors")
 	f.BoolVarP(&a.verbose, "verbose", "v", false, "say more")

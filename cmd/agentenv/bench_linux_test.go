@@ -21,6 +21,7 @@ import (
 
 	"github.com/agentenv/agentenv/env"
 	"github.com/agentenv/agentenv/env/sandbox"
+	"github.com/agentenv/agentenv/forks"
 	"github.com/agentenv/agentenv/forks/all"
 )
 
@@ -289,7 +290,7 @@ func (f *figures) overlays(t *testing.T, lower string, n int) time.Duration {
 func (f *figures) cancel(t *testing.T) {
 	script := fmt.Sprintf(`i=0; while [ $i -lt %d ]; do sleep 1000 & sh -c 'while :; do :; done' & i=$((i+1)); done; echo ready; wait`, benchProcesses/2)
 	c := sandbox.Command{Level: sandbox.LevelNamespaces, Args: []string{"sh", "-c", script}, Env: []string{"PATH=" + os.Getenv("PATH")}, Dir: "/mnt"}
-	c.View = sandbox.View{Tree: f.mkdir(t, "cancel"), At: "/mnt", Home: sandbox.HomePrivate, HomeDir: f.home}
+	c.View = sandbox.View{Tree: forks.Mount{Dir: f.mkdir(t, "cancel")}, At: "/mnt", Home: sandbox.HomePrivate, HomeDir: f.home}
 	s := sandbox.New(sandbox.Options{})
 	f.within(fmt.Sprintf("cancel, %d processes, half spinning", benchProcesses), barCancel, 7, func() time.Duration {
 		c.View.Scratch = f.mkdir(t, "scratch")

@@ -8,7 +8,6 @@ import (
 	"os/signal"
 	"path/filepath"
 
-	"github.com/moby/sys/mountinfo"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
@@ -25,6 +24,7 @@ var linuxKinds = []kind{
 	{env.ErrNotFound, "not_found", exitUsage},
 	{env.ErrAmbiguous, "ambiguous", exitUsage},
 	{env.ErrExists, "exists", exitUsage},
+	{env.ErrConflict, "conflict", exitNo},
 	{env.ErrHeld, "busy", exitUsage},
 	{archive.ErrFormat, "usage", exitUsage},
 	{archive.ErrUnsafe, "usage", exitUsage},
@@ -32,6 +32,8 @@ var linuxKinds = []kind{
 	{env.ErrBusy, "busy", exitHarness},
 	{env.ErrDamaged, "damaged", exitHarness},
 	{forks.ErrUnfinished, "conflict", exitUsage},
+	{forks.ErrInUse, "busy", exitHarness},
+	{forks.ErrUnsupported, "permission", exitHarness},
 	{forks.ErrDamaged, "damaged", exitHarness},
 	{forks.ErrNotFound, "damaged", exitHarness}, // the history lists what the store does not have
 }
@@ -53,7 +55,7 @@ func (a *App) linuxCommands() []*cobra.Command {
 	return []*cobra.Command{
 		a.initCommand(), a.execCommand(), a.commitCommand(), a.checkoutCommand(), a.logCommand(), a.headCommand(),
 		a.tagCommand(), a.branchesCommand(), a.showCommand(), a.statusCommand(), a.deleteCommand(), a.applyCommand(),
-		a.tournamentCommand(), a.runsCommand(),
+		a.tournamentCommand(), a.runsCommand(), a.umountCommand(), a.doctorCommand(),
 	}
 }
 
@@ -69,6 +71,7 @@ func (a *App) envOptions() env.Options {
 		Executor: sandbox.New(sandbox.Options{Notice: func(line string) { a.say("%s", line) }}),
 		Notify:   func(line string) { a.say("%s", line) },
 		Progress: a.progress(),
+		Git:      a.git,
 	}
 }
 
@@ -105,11 +108,17 @@ func (a *App) read(ctx context.Context, fn func(*env.Env) error) error {
 	if err != nil {
 		return err
 	}
-	e, err := env.Open(ctx, root, a.envOptions())
-	if err != nil {
-		return err
+	for {
+		e, err := env.Open(ctx, root, a.envOptions())
+		if err != nil {
+			return explain(root, err)
+		}
+		err = errors.Join(fn(e), e.Close())
+		// What it was about to read may just have been removed.
+		if !errors.Is(err, forks.ErrNotFound) || !e.Stale() {
+			return explain(root, err)
+		}
 	}
-	return explain(root, errors.Join(fn(e), e.Close()))
 }
 
 // change opens the environment for changing it and calls fn.
@@ -123,38 +132,6 @@ func (a *App) change(ctx context.Context, op string, fn func(*env.Env) error) er
 		return explain(root, err)
 	}
 	return explain(root, errors.Join(fn(e), e.Close()))
-}
-
-// explain adds to an error of the file system that a root lies on which one
-// that is, and how much room it has.
-func explain(root string, err error) error {
-	if errors.Is(err, sandbox.ErrSandbox) {
-		return err // ENOSPC is then a limit of namespaces, or Fix says it all
-	}
-	full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
-	if !full && !errors.Is(err, unix.EROFS) {
-		return err
-	}
-	dir := root
-	var st unix.Statfs_t
-	for unix.Statfs(dir, &st) != nil && dir != filepath.Dir(dir) {
-		dir = filepath.Dir(dir)
-	}
-	mount := dir
-	if infos, merr := mountinfo.GetMounts(mountinfo.ParentsFilter(dir)); merr == nil {
-		mount = "/"
-		for _, m := range infos {
-			if len(m.Mountpoint) > len(mount) {
-				mount = m.Mountpoint
-			}
-		}
-	}
-	hint := fmt.Sprintf("the file system at %s is read-only: choose a root elsewhere with --root", mount)
-	if full {
-		hint = fmt.Sprintf("the file system at %s (%s in all) has %s and %d inodes free now: make room, or choose a root elsewhere with --root",
-			mount, humanBytes(int64(st.Blocks)*st.Bsize), humanBytes(int64(st.Bavail)*st.Bsize), st.Ffree)
-	}
-	return &hintedError{err, hint}
 }
 
 // interruptible returns a context that ends with the cause when the program is

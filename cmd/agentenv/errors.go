@@ -65,6 +65,8 @@ var kinds = append([]kind{
 	{context.Canceled, "interrupted", exitInterrupt},
 }, append(linuxKinds, []kind{
 	{syscall.ENOSPC, "no_space", exitHarness},
+	{syscall.EDQUOT, "no_space", exitHarness},
+	{syscall.EIO, "damaged", exitHarness},
 	{syscall.EACCES, "permission", exitHarness},
 	{syscall.EPERM, "permission", exitHarness},
 	{syscall.EROFS, "permission", exitHarness},

@@ -2,17 +2,15 @@ package main
 
 import (
 	"context"
-	"os"
-	"os/signal"
+	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 
 	"github.com/agentenv/agentenv/env"
 	"github.com/agentenv/agentenv/env/sandbox"
@@ -29,6 +27,9 @@ const execGrace = 5 * time.Second
 type execFlags struct {
 	workdir, timeout string
 	noCommit         bool
+	// fork is the REF to fork; empty is the work tree itself.
+	fork string
+	keep bool
 }
 
 // addWorldFlags adds the flags that say what a command sees of the host.
@@ -61,21 +62,51 @@ func (a *App) execCommand() *cobra.Command {
 	var x execFlags
 	c := &cobra.Command{
 		Use:   "exec [flags] -- CMD…",
-		Short: "Run a command in the work tree; if it changed files, a snapshot follows",
+		Short: "Run a command in the work tree, or in a throw-away fork; if it changed files, a snapshot follows",
 		Long: `Run a command in the environment, in the present directory where that lies in
 the tree. Its output is untouched and its exit code is passed on (128+N after
 signal N); 127 not found, 126 not executable, 124 timed out, 125 agentenv
-itself failed. If files changed, one automatic snapshot follows.`,
-		Example: "  agentenv exec -- make test\n  agentenv exec --timeout 10m -- sh -c 'apt-get update && apt-get install -y jq'",
-		Args:    cobra.MinimumNArgs(1),
-		RunE:    func(c *cobra.Command, args []string) error { return a.exec(c.Flags(), x, args) },
+itself failed. If files changed, one automatic snapshot follows.
+
+With --fork the command runs in a fork of a snapshot that is thrown away
+afterwards: the work tree is neither read nor changed (changes that no snapshot
+holds are not in the fork), no lock is taken, and any number may run at once.
+--keep makes a snapshot of what the command left, a child of REF; HEAD stays.`,
+		Example: "  agentenv exec -- make test\n  agentenv exec --timeout 10m -- sh -c 'apt-get update && apt-get install -y jq'\n" +
+			"  agentenv exec --fork -- make test\n  agentenv exec --fork=HEAD~2 --keep -- ./agent.sh",
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := x.check(c.Flags(), args); err != nil {
+				return err
+			}
+			return a.exec(c.Flags(), x, args)
+		},
 	}
 	c.Flags().SetInterspersed(false)
 	c.Flags().StringVar(&x.workdir, "workdir", "", "run in `DIR`, relative to the tree or absolute as the command sees it")
 	c.Flags().StringVar(&x.timeout, "timeout", "", "end the command after `TIME`, such as 90s or 1h30m")
 	c.Flags().BoolVar(&x.noCommit, "no-commit", false, "make no snapshot of what the command changed")
+	c.Flags().StringVar(&x.fork, "fork", "", "run in a throw-away fork of the snapshot `REF`, HEAD if none is named")
+	c.Flags().Lookup("fork").NoOptDefVal = "HEAD"
+	c.Flags().BoolVar(&x.keep, "keep", false, "with --fork: keep the result as a snapshot and print its id on stderr")
 	addWorldFlags(c.Flags())
 	return c
+}
+
+// check refuses flags that make no sense together.
+func (x execFlags) check(flags *pflag.FlagSet, args []string) error {
+	forked := flags.Changed("fork")
+	switch {
+	case x.keep && !forked:
+		return usage("--keep goes with --fork", "what exec changes in the work tree is kept anyway")
+	case x.noCommit && forked:
+		return usage("--no-commit goes with the work tree, not with --fork", "without --keep nothing of a fork is kept")
+	case forked && x.fork == "":
+		return usage("--fork= names no snapshot", "write --fork=REF, or --fork alone for HEAD")
+	case forked && len(args) > 1 && args[1] == "--":
+		return usage(fmt.Sprintf("%q stands where the command begins", args[0]), "a REF follows an equals sign: --fork="+args[0])
+	}
+	return nil
 }
 
 func (a *App) exec(flags *pflag.FlagSet, x execFlags, args []string) error {
@@ -93,13 +124,35 @@ func (a *App) exec(flags *pflag.FlagSet, x execFlags, args []string) error {
 			return usage("--timeout: "+err.Error(), "")
 		}
 	}
-	return a.change(context.Background(), "exec", func(e *env.Env) error {
+	run := func(e *env.Env) error {
 		run, err := a.execRun(e, world, x.workdir, args)
 		if err != nil {
 			return err
 		}
-		return a.runExec(e, run, timeout, x.noCommit)
-	})
+		w := &watcher{timeout: timeout, say: a.say}
+		if x.fork != "" {
+			return a.runFork(e, run, x, w)
+		}
+		return a.runExec(e, run, x, w)
+	}
+	if x.fork != "" {
+		return a.withoutLock(context.Background(), run)
+	}
+	return a.change(context.Background(), "exec", run)
+}
+
+// withoutLock opens the environment as it is and calls fn, once: what fn does
+// is not to be repeated.
+func (a *App) withoutLock(ctx context.Context, fn func(*env.Env) error) error {
+	root, err := a.findRoot()
+	if err != nil {
+		return err
+	}
+	e, err := env.Open(ctx, root, a.envOptions())
+	if err != nil {
+		return explain(root, err)
+	}
+	return explain(root, errors.Join(fn(e), e.Close()))
 }
 
 // execRun puts together what exec runs and what it sees.
@@ -118,30 +171,30 @@ func (a *App) execRun(e *env.Env, w *specs.Plan, workdir string, args []string) 
 	if workdir == "" {
 		r.Dir = dirInTree(e)
 	}
-	if r.Level == sandbox.LevelProcess {
-		if e.Kind() == env.Rootfs {
-			return r, usage("--isolation process is for workspaces", "a rootfs needs namespaces")
-		}
-		r.Env = append(r.Env, "AGENTENV_TREE="+e.WorkTree())
+	if r.Level == sandbox.LevelProcess && e.Kind() == env.Rootfs {
+		return r, usage("--isolation process is for workspaces", "a rootfs needs namespaces")
 	}
 	return r, nil
 }
 
-// dirInTree is the present directory relative to the tree that was taken, or
-// "" where it lies elsewhere.
+// dirInTree is the present directory relative to the tree that was taken, or to
+// the work tree, or "" where it lies elsewhere.
 func dirInTree(e *env.Env) string {
-	if e.Source() == "" || e.Kind() == env.Rootfs {
-		return ""
-	}
 	wd, err := workDir()
 	if err != nil {
 		return ""
 	}
-	rel, err := filepath.Rel(e.Source(), wd)
-	if err != nil || rel == ".." || strings.HasPrefix(rel, "../") {
-		return ""
+	tops := []string{e.WorkTree()}
+	if e.Source() != "" && e.Kind() == env.Workspace {
+		tops = append(tops, e.Source())
 	}
-	return rel
+	for _, top := range tops {
+		rel, err := filepath.Rel(top, wd)
+		if err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
+			return rel
+		}
+	}
+	return ""
 }
 
 // runnerFiles are the variables through which a CI runner takes orders; no
@@ -160,55 +213,48 @@ func execEnviron(caller []string, add map[string]string) []string {
 	return out
 }
 
-// runExec runs it, passes signals on, and ends with its exit code.
-func (a *App) runExec(e *env.Env, run env.Run, timeout time.Duration, noCommit bool) error {
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH)
-	defer signal.Stop(signals)
-	ended := make(chan struct{})
-	timedOut := make(chan struct{})
-	watch := func(p sandbox.Process) {
-		var expired <-chan time.Time
-		if timeout > 0 {
-			expired = time.After(timeout)
-		}
-		for {
-			select {
-			case sig := <-signals:
-				_ = p.Signal(sig.(syscall.Signal)) // one that has just ended needs none
-			case <-expired:
-				close(timedOut)
-				p.Stop(execGrace)
-			case <-ended:
-				return
-			}
-		}
-	}
-	res, err := e.Exec(context.Background(), run, noCommit, func(p sandbox.Process) { go watch(p) })
-	close(ended)
+// runExec runs it in the work tree and ends with its exit code.
+func (a *App) runExec(e *env.Env, run env.Run, x execFlags, w *watcher) error {
+	ctx := w.begin()
+	res, err := e.Exec(ctx, run, x.noCommit, w.watch)
+	w.end()
 	if err != nil {
-		return err
+		return cause(ctx, err)
 	}
-	code := res.ExitCode
-	select {
-	case <-timedOut:
-		code = exitTimeout
-		a.say("the command did not end within %s", timeout)
-	default:
+	if res.Created {
+		a.say("saved as %s (%s)", res.Head.ID, statsText(res.Head.Stats))
 	}
-	if res.NotStarted {
-		a.say("%s", res.Reason)
-	}
-	return a.execDone(res, code)
+	code := w.code(res.Result)
+	return a.execDone(code, map[string]any{"id": res.Head.ID, "created": res.Created, "exit_code": code})
 }
 
-func (a *App) execDone(res env.ExecResult, code int) error {
-	if res.Created {
-		s := res.Head.Stats
-		a.say("saved as %s (%s)", res.Head.ID, statsText(s))
+// runFork runs it in a fork and ends with its exit code.
+func (a *App) runFork(e *env.Env, run env.Run, x execFlags, w *watcher) error {
+	ctx := w.begin()
+	res, err := e.ExecFork(ctx, x.fork, run, x.keep, w.watch)
+	w.end()
+	if err != nil {
+		return cause(ctx, err)
 	}
+	doc := map[string]any{"id": nil, "base": res.Base.ID, "created": res.Created}
+	if k := res.Kept; k != nil {
+		doc["id"] = k.ID
+		switch {
+		case a.quiet: // the id is data
+			fmt.Fprintln(a.Stderr, k.ID)
+		case res.Created:
+			a.say("kept as %s (%s)", k.ID, statsText(k.Stats))
+		default:
+			a.say("nothing changed: the result is %s", k.ID)
+		}
+	}
+	code := w.code(res.Result)
+	doc["exit_code"] = code
+	return a.execDone(code, doc)
+}
+
+func (a *App) execDone(code int, doc map[string]any) error {
 	if a.json {
-		doc := map[string]any{"id": res.Head.ID, "created": res.Created, "exit_code": code}
 		if err := a.printJSON(doc); err != nil {
 			return err
 		}

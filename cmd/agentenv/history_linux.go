@@ -322,7 +322,10 @@ func (a *App) statusCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
 		Short: "Say what the environment is and whether its work tree differs from HEAD",
-		Args:  cobra.NoArgs,
+		Long: `Say what the environment is, where its work tree can be seen and whether it
+differs from HEAD. With --verbose every backend is tried on the environment's
+file system, to say which would work there and what mends the others.`,
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.read(c.Context(), func(e *env.Env) error {
 				s, err := e.Status(c.Context())
@@ -330,13 +333,23 @@ func (a *App) statusCommand() *cobra.Command {
 					return err
 				}
 				s.Isolation = string(sandbox.Expected())
-				return a.output(s, func() { a.printStatus(s) })
+				doc := statusReport{Status: s}
+				if a.verbose {
+					doc.Backends = backendChecks(e.Probes(c.Context()))
+				}
+				return a.output(doc, func() { a.printStatus(doc) })
 			})
 		},
 	}
 }
 
-func (a *App) printStatus(s env.Status) {
+// statusReport is what status prints: more of it with --verbose.
+type statusReport struct {
+	env.Status
+	Backends []check `json:"backends,omitempty"`
+}
+
+func (a *App) printStatus(s statusReport) {
 	a.print("%s environment at %s", s.Kind, s.Root)
 	if s.Source != "" {
 		a.print("taken from  %s", s.Source)
@@ -348,12 +361,18 @@ func (a *App) printStatus(s env.Status) {
 	case !s.WorkTreeMade:
 		a.print("work tree   not made yet; the next command that needs it makes it")
 	case s.Dirty:
-		a.print("work tree   %s, %s changed since HEAD", s.WorkTree, count(s.Changes, "path"))
+		a.print("work tree   %s, %s changed since HEAD", s.WorkTreeSeen, count(s.Changes, "path"))
 	default:
-		a.print("work tree   %s, equal to HEAD", s.WorkTree)
+		a.print("work tree   %s, equal to HEAD", s.WorkTreeSeen)
+	}
+	if s.WorkTreeSeen == env.SeenInside && sandbox.MayMount() {
+		a.print("            not mounted now; the next exec mounts it at %s", s.WorkTree)
 	}
 	a.print("seen at     %s", s.MountAt)
 	a.print("backend     %s", s.Backend)
+	for _, c := range s.Backends {
+		a.print("            %s", c)
+	}
 	a.print("isolation   %s", s.Isolation)
 	a.print("snapshots   %d, %s", s.Snapshots, humanBytes(s.Disk.Bytes))
 }

@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -16,24 +18,33 @@ func (a *App) initCommand() *cobra.Command {
 	var in env.InitOptions
 	var kind, tarball string
 	c := &cobra.Command{
-		Use:   "init (--from DIR | --tarball FILE|-)",
+		Use:   "init (--from DIR | --tarball FILE|- | --in-place [DIR])",
 		Short: "Make an environment from a directory or an archive; print the first snapshot's id",
 		Long: `Make an environment whose first snapshot is a directory or an archive.
 
 A tree with an executable bin/sh is a rootfs: commands run with it as /. Any
 other is a workspace: commands see it at the path it was taken from, over the
 host's system, read-only. DIR is never modified. Other file systems below it
-are left out, unless --cross-filesystems is given.`,
-		Example: "  agentenv init --from .\n  debootstrap --variant=minbase bookworm sys && agentenv init --from sys\n  agentenv init --tarball rootfs.tar.zst",
-		Args:    cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
+are left out, unless --cross-filesystems is given.
+
+With --in-place, DIR (by default the present directory) is itself the work tree:
+editors, agents and you see the same files. Snapshots and forks lie in the root.
+checkout and promotion change DIR file by file; what is excluded, and what is on
+other file systems, is left alone.`,
+		Example: "  agentenv init --from .\n  agentenv init --in-place --exclude node_modules\n  debootstrap --variant=minbase bookworm sys && agentenv init --from sys\n  agentenv init --tarball rootfs.tar.zst",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
 			in.Kind = env.Kind(kind)
+			if err := placeOf(&in, tarball, args); err != nil {
+				return err
+			}
 			return a.initEnv(in, tarball)
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&in.From, "from", "", "take the directory `DIR`; it may be /")
 	f.StringVar(&tarball, "tarball", "", "take a tar, plain or compressed with gzip, zstd or xz, from `FILE`; - is stdin")
+	f.BoolVar(&in.InPlace, "in-place", false, "DIR becomes a workspace whose work tree it is")
 	f.StringArrayVar(&in.Exclude, "exclude", nil, "leave out what matches the glob `PATTERN`; without a slash it matches at any depth")
 	f.StringVar(&kind, "kind", "", "rootfs or workspace (default: what the tree looks like)")
 	f.StringVar(&in.MountAt, "mount-at", "", "where a workspace's tree is seen by commands (default: where it was taken from)")
@@ -41,9 +52,27 @@ are left out, unless --cross-filesystems is given.`,
 	return c
 }
 
+// placeOf takes the argument of --in-place.
+func placeOf(in *env.InitOptions, tarball string, args []string) error {
+	if !in.InPlace {
+		if len(args) > 0 {
+			return usage(fmt.Sprintf("%q stands where no argument is due", args[0]), "say --from DIR, --tarball FILE or --in-place [DIR]")
+		}
+		return nil
+	}
+	if in.From != "" || tarball != "" {
+		return usage("--in-place together with --from or --tarball", "--in-place takes its directory as an argument: agentenv init --in-place DIR")
+	}
+	in.From = "."
+	if len(args) > 0 {
+		in.From = args[0]
+	}
+	return nil
+}
+
 func (a *App) initEnv(in env.InitOptions, tarball string) error {
 	if (in.From == "") == (tarball == "") {
-		return usage("say what to take", "either --from DIR or --tarball FILE")
+		return usage("say what to take", "either --from DIR or --tarball FILE, or --in-place [DIR]")
 	}
 	if in.Kind != "" && in.Kind != env.Rootfs && in.Kind != env.Workspace {
 		return usage(fmt.Sprintf("--kind %q", in.Kind), "it is rootfs or workspace")
@@ -68,7 +97,11 @@ func (a *App) initEnv(in env.InitOptions, tarball string) error {
 	}
 	defer e.Close()
 	s := e.Head()
+	a.sayBackend(e)
 	a.say("%s environment at %s, %s", e.Kind(), root, count(s.Stats.Added, "path"))
+	if e.InPlace() {
+		a.say("%s is its work tree", e.WorkTree())
+	}
 	doc := map[string]env.ID{"id": s.ID}
 	return a.output(doc, func() { a.print("%s", s.ID) })
 }
@@ -81,6 +114,19 @@ func (a *App) initRoot(in env.InitOptions) (string, error) {
 	}
 	if in.From == "" {
 		return env.DefaultRoot(a.Getenv)
+	}
+	if in.InPlace {
+		dir, err := filepath.EvalSymlinks(in.From)
+		if err == nil {
+			dir, err = filepath.Abs(dir)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return "", &env.Error{Kind: env.ErrNotFound, Msg: "no directory " + in.From}
+		}
+		if err != nil {
+			return "", err
+		}
+		return env.RootFor(dir, env.Workspace, a.Getenv)
 	}
 	dir, err := env.CheckDir(in.From)
 	if err != nil {

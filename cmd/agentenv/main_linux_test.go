@@ -32,6 +32,7 @@ func TestScripts(t *testing.T) {
 			e.Setenv("HOME", home)
 			e.Setenv("XDG_DATA_HOME", filepath.Join(e.WorkDir, "data"))
 			e.Setenv("FIXTURES", fixtures(t))
+			e.Defer(func() { unmountBelow(e.WorkDir) })
 			return os.MkdirAll(home, 0o700)
 		},
 		Cmds:      map[string]func(*testscript.TestScript, bool, []string){"exits": exits},

@@ -47,7 +47,10 @@ func asEach(t *testing.T, test func(t *testing.T, p *person)) {
 }
 
 // program is agentenv as its users have it, whatever this test was built with.
-var program = sync.OnceValues(func() ([]byte, error) {
+var program = sync.OnceValues(func() ([]byte, error) { return build("CGO_ENABLED=0") })
+
+// build builds agentenv with a setting of the environment.
+func build(setting string) ([]byte, error) {
 	dir, err := os.MkdirTemp("", "agentenv-build-")
 	if err != nil {
 		return nil, err
@@ -55,20 +58,23 @@ var program = sync.OnceValues(func() ([]byte, error) {
 	defer os.RemoveAll(dir)
 	bin := filepath.Join(dir, "agentenv")
 	cmd := exec.Command("go", "build", "-trimpath", "-o", bin, ".")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Env = append(os.Environ(), setting)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("go build: %w\n%s", err, out)
 	}
 	return os.ReadFile(bin)
-})
+}
 
 // newPerson makes a person with an empty home, where agentenv is in bin.
 func newPerson(t *testing.T, name string, uid int) *person {
 	home, err := os.MkdirTemp("", "agentenv-home-")
 	assert.NilError(t, err)
 	p := &person{name: name, uid: uid, home: home}
-	// What an overlay leaves may be closed even to its owner.
-	t.Cleanup(func() { assert.Check(t, sandbox.RemoveScratch(p.home)) })
+	t.Cleanup(func() {
+		unmountBelow(p.home)
+		// What an overlay leaves may be closed even to its owner.
+		assert.Check(t, sandbox.RemoveScratch(p.home))
+	})
 	assert.NilError(t, os.MkdirAll(filepath.Join(p.home, "bin"), 0o755))
 	bin, err := program()
 	assert.NilError(t, err)

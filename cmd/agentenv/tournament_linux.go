@@ -22,7 +22,7 @@ var laterFlags = []string{"select", "confirm", "protect", "pass-env", "keep", "n
 
 type tournamentFlags struct {
 	file, test, events string
-	plain              bool
+	plain, git         bool
 }
 
 func (a *App) tournamentCommand() *cobra.Command {
@@ -54,6 +54,7 @@ command line; 3 agentenv itself failed; 130 interrupted; 143 terminated.`,
 	f.String("grace", "", "the `TIME` between TERM and KILL (default: 5s)")
 	f.Bool("promote", true, "make the winner HEAD; --promote=false keeps it as a snapshot only")
 	f.Bool("apply", false, "apply the winner to the directory the base was taken from")
+	f.BoolVar(&x.git, "git", false, "in place: promote a winner also if it changed hooks, config or info of a .git")
 	f.StringVar(&x.events, "events", "", "write what happens to `FILE`, one JSON object a line")
 	f.BoolVar(&x.plain, "plain", false, "write plain lines, also on a terminal")
 	addWorldFlags(f)
@@ -93,6 +94,7 @@ func (a *App) tournament(c *cobra.Command, x tournamentFlags, args []string) err
 	}
 	ctx, hurry, stop := interruptible(context.Background())
 	defer stop()
+	a.git = x.git
 	e, base, saved, err := a.tournamentBase(ctx, plan)
 	if err != nil {
 		return errors.Join(cause(ctx, err), closeSinks())
@@ -292,6 +294,8 @@ func (a *App) tournamentExit(ctx context.Context, res *runner.Result, err error)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return describe(context.Cause(ctx)).exit
+	case errors.Is(err, env.ErrConflict):
+		return exitNo
 	case err != nil || res.Status == runner.RunFailed:
 		return exitHarness
 	case res.Winner == nil:
