@@ -3,6 +3,7 @@ package env
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -187,4 +188,46 @@ func TestRecoveryFinishesACommitOnce(t *testing.T) {
 		assert.Assert(t, pending == nil)
 		assert.NilError(t, e.Close())
 	}
+}
+
+// With an older meta.json put back, what only the work tree and its base hold is
+// saved.
+func TestRecoveryWithAnOlderHistory(t *testing.T) {
+	ctx := context.Background()
+	dir := t.TempDir()
+	src, root := filepath.Join(dir, "src"), filepath.Join(dir, "root")
+	assert.NilError(t, os.Mkdir(src, 0o755))
+	writeFile(t, filepath.Join(src, "f"), "1")
+	opts := Options{Backends: []forks.Backend{copytree.Backend()}}
+	e, err := Init(ctx, root, InitOptions{From: src}, opts)
+	assert.NilError(t, err)
+	old := e.meta
+	writeFile(t, filepath.Join(e.WorkTree(), "f"), "22")
+	s, _, err := e.Commit(ctx, "second", false)
+	assert.NilError(t, err)
+	writeFile(t, filepath.Join(e.WorkTree(), "f"), "333")
+	_, err = old.write(root)
+	assert.NilError(t, err)
+	assert.NilError(t, e.Close())
+
+	e, err = Lock(ctx, root, "test", opts)
+	assert.NilError(t, err)
+	defer e.Close()
+	assert.Equal(t, e.Head().ID, old.Head)
+	log := e.Log()
+	assert.Equal(t, len(log), 3)
+	assert.Equal(t, log[1].ID, s.ID)
+	for i, want := range []string{"333", "22", "1"} {
+		v, err := e.View(ctx, log[i].ID)
+		assert.NilError(t, err)
+		f, err := v.Open("f")
+		assert.NilError(t, err)
+		got, err := io.ReadAll(f)
+		assert.NilError(t, err)
+		assert.Equal(t, string(got), want)
+		assert.NilError(t, errors.Join(f.Close(), v.Close()))
+	}
+	got, err := os.ReadFile(filepath.Join(e.WorkTree(), "f"))
+	assert.NilError(t, err)
+	assert.Equal(t, string(got), "1")
 }

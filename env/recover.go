@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/agentenv/agentenv/forks"
 )
@@ -75,7 +76,11 @@ func (e *Env) realign(ctx context.Context, tree forks.Tree, pending *intent) err
 	if pending != nil {
 		op = pending.Op
 	}
-	if base := e.meta.withStore(tree.Base); base != nil {
+	base, err := e.listedBase(ctx, tree)
+	if err != nil {
+		return err
+	}
+	if base != nil {
 		message := "found after an interrupted " + op
 		if tree.Interrupted {
 			message = unclean + op
@@ -90,6 +95,34 @@ func (e *Env) realign(ctx context.Context, tree forks.Tree, pending *intent) err
 	}
 	e.opts.notify("`agentenv %s` was interrupted: the work tree is put back to HEAD, %s", op, e.meta.Head)
 	return e.driver.Checkout(ctx, forks.Work, e.meta.store(e.meta.Head))
+}
+
+// listedBase returns the node that a work tree builds upon. One that no history
+// lists, as when an older meta.json was put back, is listed: the tree's content
+// may be in it alone. It is nil if it is not there any more.
+func (e *Env) listedBase(ctx context.Context, tree forks.Tree) (*node, error) {
+	if n := e.meta.withStore(tree.Base); n != nil {
+		return n, nil
+	}
+	v, err := e.driver.View(ctx, tree.Base)
+	if isNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := v.Close(); err != nil {
+		return nil, err
+	}
+	n := node{ID: tree.Base, Parent: e.meta.Head, Message: "found below the work tree, in no history", Created: time.Now(), Kind: KindSaved}
+	if c, err := e.driver.Diff(ctx, e.meta.store(n.Parent), n.ID); err == nil {
+		n.Stats = statsOf(c)
+	}
+	if err := e.list(n, false); err != nil {
+		return nil, err
+	}
+	e.opts.notify("the work tree builds upon a snapshot that the history did not list: it is listed as %s", n.ID)
+	return e.meta.find(n.ID), nil
 }
 
 // unclean begins the message of a snapshot that is a mix of two states.

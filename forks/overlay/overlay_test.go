@@ -313,3 +313,26 @@ func TestExplain(t *testing.T) {
 		assert.Assert(t, !strings.Contains(detail+fix, "\n"))
 	}
 }
+
+// A fork that is damaged is named, hinders nothing but the removal of layers
+// that it may stand on, and can be removed.
+func TestDamagedFork(t *testing.T) {
+	d, dir, _ := store(t, map[string]string{"f": "x"})
+	ctx := t.Context()
+	_, err := d.Fork(ctx, "k", "a0", forks.ForkOptions{})
+	assert.NilError(t, err)
+	lower := filepath.Join(dir, "store/forks/k/stack/lower")
+	assert.NilError(t, os.Remove(lower))
+	assert.NilError(t, os.Symlink("!", lower))
+	_, err = d.Status(ctx, "k")
+	assert.ErrorIs(t, err, forks.ErrDamaged)
+	_, err = d.Capture(ctx, "b0", "", forks.Source{Dir: filepath.Join(dir, "src")})
+	assert.NilError(t, err)
+	assert.NilError(t, d.Checkout(ctx, forks.Work, "b0"))
+	assert.NilError(t, d.RemoveSnapshot(ctx, "a0"))
+	_, err = os.Lstat(filepath.Join(dir, "store/nodes/a0"))
+	assert.NilError(t, err)
+	assert.NilError(t, d.RemoveFork(ctx, "k"))
+	_, err = os.Lstat(filepath.Join(dir, "store/nodes/a0"))
+	assert.ErrorIs(t, err, os.ErrNotExist)
+}

@@ -346,10 +346,16 @@ func (s *Store) table(id forks.ID) (table, error) {
 		return nil, err
 	}
 	s.mu.Lock()
+	if len(s.tables) >= keptTables {
+		clear(s.tables)
+	}
 	s.tables[id] = t
 	s.mu.Unlock()
 	return t, nil
 }
+
+// keptTables bounds how many layers a store keeps at hand.
+const keptTables = 4 * MaxLayers
 
 func (s *Store) openTable(id forks.ID) (table, error) {
 	path := filepath.Join(s.NodePath(id), "lookup")
@@ -368,6 +374,9 @@ func (s *Store) openTable(id forks.ID) (table, error) {
 	}
 	if large {
 		s.saveLookup(path, delta, sum)
+		if l, err := openLookup(path, id, sum); err == nil {
+			return l, nil // which takes less memory
+		}
 	}
 	return stateTable{delta}, nil
 }

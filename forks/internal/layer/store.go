@@ -541,7 +541,11 @@ func (s *Store) unneeded() ([]forks.ID, error) {
 		}
 		needed[base] = true
 	}
-	if err := s.neededByForks(needed); err != nil {
+	err = s.neededByForks(needed)
+	if errors.Is(err, forks.ErrDamaged) {
+		return nil, nil // and so may a damaged fork
+	}
+	if err != nil {
 		return nil, err
 	}
 	return slices.DeleteFunc(removed, func(id forks.ID) bool { return needed[id] }), nil

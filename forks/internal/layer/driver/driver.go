@@ -310,7 +310,7 @@ func (d *driver) RemoveFork(ctx context.Context, key forks.Key) (err error) {
 		return forks.ErrInUse
 	}
 	defer d.holds.Drop(key)
-	if err := d.detach(key); err != nil {
+	if err := d.unmount(key); err != nil {
 		return err
 	}
 	was, whole := d.fork(key)

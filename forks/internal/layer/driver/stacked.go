@@ -125,9 +125,19 @@ func (d *driver) place(key forks.Key) string {
 	return filepath.Join(dir, name)
 }
 
-// mounted says whether an overlay stands at the fork's path in our mount
-// namespace.
+// plain says whether the fork is a plain tree.
+func (d *driver) plain(key forks.Key) bool {
+	dir, _ := d.store.ForkDir(key)
+	_, err := os.Lstat(filepath.Join(dir, "base"))
+	return err == nil
+}
+
+// mounted says whether the overlay stands at the fork's path in our mount
+// namespace. Whatever somebody mounted on a plain tree is not ours.
 func (d *driver) mounted(key forks.Key) bool {
+	if d.plain(key) {
+		return false
+	}
 	var st unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, d.place(key), unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &st)
 	if err != nil || st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
@@ -227,8 +237,19 @@ func (d *driver) Detach(_ context.Context, key forks.Key) (err error) {
 	return d.detach(key)
 }
 
-// detach takes the tree away from its path. Processes that stand in it keep it.
+// detach takes the tree away from its path.
 func (d *driver) detach(key forks.Key) error {
+	if err := d.unmount(key); err != nil {
+		return err
+	}
+	if d.plain(key) {
+		return nil // it stays
+	}
+	return noDir(d.place(key))
+}
+
+// unmount undoes the mount of attach. Processes that stand in the tree keep it.
+func (d *driver) unmount(key forks.Key) error {
 	path := d.place(key)
 	for d.mounted(key) {
 		err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
@@ -240,11 +261,7 @@ func (d *driver) detach(key forks.Key) error {
 		}
 		step.At("stack.detach.unmounted")
 	}
-	st, err := d.stack(key)
-	if err != nil || st == nil {
-		return err
-	}
-	return noDir(path)
+	return nil
 }
 
 // noDir removes the bare directory: a write to the path is to fail.
