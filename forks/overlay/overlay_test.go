@@ -246,6 +246,12 @@ func edit(path string, i int) error {
 			os.Chmod(filepath.Join(path, "gone"), 0o555))
 	case 3:
 		errs = append(errs, os.Remove(filepath.Join(path, fmt.Sprint("n", i%9))))
+	case 4: // names that come and go in layers that are then merged
+		born := filepath.Join(path, fmt.Sprint("born", i))
+		errs = append(errs, os.MkdirAll(filepath.Join(born, "x", "y"), 0o755), os.WriteFile(filepath.Join(born, "z"), nil, 0o644))
+	case 0:
+		born := filepath.Join(path, fmt.Sprint("born", i-1))
+		errs = append(errs, os.RemoveAll(filepath.Join(born, "x")), os.Remove(filepath.Join(born, "z")))
 	}
 	return errors.Join(errs...)
 }

@@ -101,6 +101,13 @@ func (st *Stage) flatten(ctx context.Context, id forks.ID, chain []forks.ID, del
 		if err != nil {
 			return err
 		}
+		root, err := under.root()
+		if err != nil {
+			return err
+		}
+		if merged, err = withoutVoid(merged, under, &root); err != nil {
+			return err
+		}
 		for _, left := range []string{"node", "merged-links"} {
 			if err := fsat.RemoveAll(ctx, st.FD, left); err != nil {
 				return err
@@ -108,6 +115,45 @@ func (st *Stage) flatten(ctx context.Context, id forks.ID, chain []forks.ID, del
 		}
 		return st.writeMerged(ctx, Header{ID: id, Base: chain[n]}, merged, under)
 	})
+}
+
+// withoutVoid leaves out of a merged difference the removals of what the chain
+// under it does not show: of names that came and went in the layers that were
+// merged. An overlay shows such a whiteout as a name that cannot be opened
+// where the directory is in no other layer.
+func withoutVoid(merged *State, under *chain, root *spot) (*State, error) {
+	b := NewBuilder(len(merged.Nodes), merged.Layers...)
+	var add func(c, parent uint32, at *spot) error
+	add = func(c, parent uint32, at *spot) error {
+		n := merged.Nodes[c]
+		if n.Flags&Removed != 0 && at == nil {
+			return nil
+		}
+		to := b.Add(parent, merged.Name(c), n, merged.rawExtra(c))
+		if at != nil && (!at.node.IsDir() || n.Flags&Opaque != 0) {
+			at = nil
+		}
+		for k := c + 1; k < n.End; k = merged.Nodes[k].End {
+			var below *spot
+			if at != nil {
+				s, ok, err := under.child(*at, merged.Name(k))
+				if err != nil {
+					return err
+				}
+				if ok {
+					below = &s
+				}
+			}
+			if err := add(k, to, below); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := add(0, 0, root); err != nil {
+		return nil, err
+	}
+	return b.State()
 }
 
 // writeMerged stores a difference whose bytes lie in layers of the store, and
