@@ -44,9 +44,11 @@ type Driver interface {
 	// Replace makes the directory src.Dir, which is not of this store, equal to
 	// snapshot id and returns what it changed. What src leaves out, and what
 	// other file systems hold below it, stays as it is. Files are replaced by
-	// rename, directories that are in both keep their inodes. It can be
-	// repeated after a crash in its middle, with the same or another id. An
-	// error that is [ErrUntouched] says that nothing was changed.
+	// rename, directories that are in both keep their inodes. What differs from
+	// src.Held, or comes while Replace is at work, stays as it is and is named
+	// in Warnings: no snapshot has it. It can be repeated after a crash in its
+	// middle, with the same or another id. An error that is [ErrUntouched] says
+	// that nothing was changed.
 	Replace(ctx context.Context, id ID, src Source) (Changes, error)
 
 	// Fork makes the fork key, equal to base, and returns it ready to be
@@ -62,7 +64,9 @@ type Driver interface {
 	// one that this user can mount only in a namespace.
 	Attach(ctx context.Context, key Key) (Tree, error)
 
-	// Detach takes back what Attach did; no error if it was not done.
+	// Detach takes back what Attach did; no error if it was not done. Where
+	// something is mounted below the tree, it is refused, as are Checkout and
+	// RemoveFork then.
 	Detach(ctx context.Context, key Key) error
 
 	// Use says that processes are about to work in the fork. The file is to be
@@ -84,6 +88,7 @@ type Driver interface {
 	Commit(ctx context.Context, key Key, id ID, intent func() error) (Changes, error)
 
 	// Checkout makes the fork equal to snapshot id, which becomes its base.
+	// It needs nothing of what the fork was based on, which may be damaged.
 	// Unless the driver's trees are mounted or replaced ([Features]),
 	// directories that are in both keep their inodes. Whatever the fork held is
 	// lost: the caller commits first. It can be repeated after a crash in its
@@ -182,7 +187,8 @@ type Mount struct {
 type Overlay struct {
 	// Dir is an absolute path; the others are relative to it.
 	Dir string
-	// Lower holds the layers, the nearest first; there is at least one.
+	// Lower holds the layers, the nearest first. It is empty where one of them
+	// is missing or damaged; then nothing can be mounted.
 	Lower []string
 	// Upper takes what is written; Work is the kernel's own, empty before
 	// each mount, on the same file system.
@@ -213,6 +219,10 @@ type Source struct {
 	// what it knows of Dir from one call to the next, so that unchanged files
 	// are recognised without being read whatever the base. It is a cache.
 	Index string
+	// Held, for [Driver.Replace], is the snapshot that holds what Dir was when
+	// it was last stored. Without it, all that Replace finds when it begins may
+	// be lost.
+	Held ID
 	// IndexReadOnly leaves the Index as it is, for who only looks.
 	IndexReadOnly bool
 	// Progress, if set, is called now and then with what was captured so far,

@@ -21,8 +21,13 @@ var (
 	ErrUnfinished = errors.New("an apply is not finished")
 	// ErrUntouched: what was to be changed is as it was.
 	ErrUntouched = errors.New("nothing was changed")
+	// ErrReplaced: what stands in the place of a fork is something else.
+	ErrReplaced = errors.New("is something else now")
 	// ErrDamaged: the store's own data is incomplete or unreadable.
 	ErrDamaged = errors.New("damaged")
+	// ErrUnkeepable: the tree holds what no snapshot can keep, such as a nested
+	// subvolume; the error names it.
+	ErrUnkeepable = errors.New("cannot be kept in a snapshot")
 )
 
 // SkipDir, returned by the function given to [View.Walk], leaves out what is

@@ -31,6 +31,9 @@ func (m Mount) Open() (int, error) {
 // moved and stacked anew. Marks are in user.overlay.*, for root too, so that
 // whoever mounts a layer reads what anybody wrote.
 func (o *Overlay) mount() (int, error) {
+	if len(o.Lower) == 0 {
+		return -1, fmt.Errorf("mount overlay: %w: a snapshot that %s is built upon is missing or unreadable", ErrDamaged, filepath.Join(o.Dir, o.Upper))
+	}
 	dir, err := unix.Open(o.Dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, &os.PathError{Op: "open", Path: o.Dir, Err: err}
@@ -127,6 +130,9 @@ func (o *Overlay) options() []string {
 func (o *Overlay) addLowers(fs, dir int) error {
 	for _, l := range o.Lower {
 		fd, err := unix.Openat(dir, l, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+			err = fmt.Errorf("%w: %w", ErrDamaged, err)
+		}
 		if err != nil {
 			return &os.PathError{Op: "open", Path: filepath.Join(o.Dir, l), Err: err}
 		}
@@ -162,7 +168,15 @@ func (o *Overlay) mountNames() (int, error) {
 	}
 	done := make(chan result)
 	go func() {
-		runtime.LockOSThread() // never unlocked: its directory and mounts are its own
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// The first thread never ends, and its mounts would stay: another.
+			fd, err := o.mountNames()
+			runtime.UnlockOSThread()
+			done <- result{fd, err}
+			return
+		}
+		// Never unlocked: the thread's directory and mounts are its own.
 		fd, err := o.mountHere()
 		done <- result{fd, err}
 	}()

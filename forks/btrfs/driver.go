@@ -156,6 +156,10 @@ func (d *driver) Tree(key forks.Key) (t forks.Tree, err error) {
 		return t, err
 	}
 	t = d.tree(key, base)
+	var st unix.Stat_t
+	if err := unix.Lstat(t.Mount.Dir, &st); err == nil && (st.Mode&unix.S_IFMT != unix.S_IFDIR || st.Ino != rootDir) {
+		return t, forks.ErrReplaced // such as a copy, which is no subvolume
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	t.Warnings = d.warnings[key]

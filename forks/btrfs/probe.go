@@ -13,6 +13,7 @@ import (
 	library "github.com/containerd/btrfs/v2"
 
 	"github.com/agentenv/agentenv/forks"
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,10 +26,10 @@ func probe(ctx context.Context, dir string) forks.Probe {
 		return p
 	}
 	if fs.Type != unix.BTRFS_SUPER_MAGIC {
-		p.Detail, p.Fix = dir+" is not on btrfs", "use a root on btrfs: --root DIR"
+		// Nothing is wrong with that, so there is nothing to mend.
+		p.Detail = fmt.Sprintf("not here: %s is on %s", dir, fileSystem(dir))
 		if !kernelHas() {
-			p.Detail += ", which this kernel has not"
-			p.Fix = "modprobe btrfs, and use a root on btrfs: --root DIR"
+			p.Detail += ", and this kernel has no btrfs"
 		}
 		return p
 	}
@@ -51,6 +52,27 @@ func probe(ctx context.Context, dir string) forks.Probe {
 		p.Fix = "mount -o remount,user_subvol_rm_allowed " + dir
 	}
 	return p
+}
+
+// fileSystem is the type of the file system that dir lies on.
+func fileSystem(dir string) string {
+	if real, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = real
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(dir))
+	if err != nil {
+		return "another file system"
+	}
+	var at *mountinfo.Info
+	for _, m := range mounts { // the later lies over the earlier
+		if at == nil || len(m.Mountpoint) >= len(at.Mountpoint) {
+			at = m
+		}
+	}
+	if at == nil {
+		return "another file system"
+	}
+	return at.FSType
 }
 
 // kernelHas reads whether the kernel has btrfs: it may be built in.

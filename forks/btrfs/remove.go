@@ -16,25 +16,17 @@ import (
 	"github.com/agentenv/agentenv/forks/internal/fsat"
 	"github.com/agentenv/agentenv/forks/internal/layer"
 	"github.com/agentenv/agentenv/forks/internal/step"
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
 // mountsIn lists the mount points in a tree, relative to it.
 func mountsIn(tree string) ([]string, error) {
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(tree))
-	if err != nil {
-		return nil, fmt.Errorf("read the mounts: %w", err)
-	}
+	mounts, err := fsat.Mounts(tree)
 	var found []string
 	for _, m := range mounts {
-		rel, err := filepath.Rel(tree, m.Mountpoint)
-		if err != nil {
-			return nil, err
-		}
-		found = append(found, rel)
+		found = append(found, m.Path)
 	}
-	return found, nil
+	return found, err
 }
 
 // unmounted refuses a tree in which something is mounted: with the tree, the

@@ -86,7 +86,8 @@ func TestNestedInFork(t *testing.T) {
 		assert.Assert(t, strings.Contains(strings.Join(lines(c.List), "\n"), "added d/sub/n"), "%v", lines(c.List))
 		assert.Assert(t, len(c.Warnings) == 1 && strings.HasPrefix(c.Warnings[0], "d/sub: is a btrfs subvolume"), "%q", c.Warnings)
 		_, err = s.d.Commit(t.Context(), forks.Work, "ffff", nil)
-		assert.ErrorContains(t, err, "d/sub: is a btrfs subvolume of its own")
+		assert.ErrorIs(t, err, forks.ErrUnkeepable)
+		assert.ErrorContains(t, err, "d/sub: cannot be kept in a snapshot: it is a btrfs subvolume of its own")
 		ids, err := s.d.Snapshots(t.Context())
 		assert.NilError(t, err)
 		assert.DeepEqual(t, ids, []forks.ID{id})
@@ -451,7 +452,7 @@ func TestProbe(t *testing.T) {
 		return
 	}
 	p := Backend().Probe(t.Context(), forkstest.Volume(t, "tmpfs"))
-	assert.Assert(t, !p.OK && strings.Contains(p.Detail, "is not on btrfs") && p.Fix != "" && p.Lost != "", "%+v", p)
+	assert.Assert(t, !p.OK && strings.HasPrefix(p.Detail, "not here: ") && p.Fix == "" && p.Lost != "", "%+v", p)
 	p = Backend().Probe(t.Context(), "/nowhere/at/all")
 	assert.Assert(t, !p.OK && strings.Contains(p.Detail, "/nowhere/at/all"))
 }

@@ -38,10 +38,10 @@ func (d *driver) openWork(key forks.Key) (*work, error) {
 		return nil, err
 	}
 	if w.info, err = d.since(w.base); err != nil {
-		return nil, err
+		return nil, layer.LostBase(w.base, err)
 	}
 	if w.a, err = d.side(w.base); err != nil {
-		return nil, err
+		return nil, layer.LostBase(w.base, err)
 	}
 	root, err := openTree(filepath.Join(w.dir, w.name))
 	if err != nil {
@@ -262,7 +262,7 @@ func (d *driver) freeze(st *layer.Stage, w *work, id forks.ID) (*side, error) {
 		return nil, err
 	}
 	if len(inner) > 0 {
-		return nil, fmt.Errorf("%s: %s", inner[0], nestedWhy)
+		return nil, fmt.Errorf("%s: %w: it %s", inner[0], forks.ErrUnkeepable, nestedWhy)
 	}
 	root, err := openTree(tree)
 	if err != nil {

@@ -276,7 +276,7 @@ func (w *world) empty() {
 	w.Helper()
 	_, err := w.d.Sweep(w.ctx)
 	assert.NilError(w, err)
-	out := shell(w, w.store(), `find nodes forks tmp work -mindepth 1 2>/dev/null || true`)
+	out := shell(w, w.store(), `find nodes forks tmp work -mindepth 1 ! -path nodes/.overlays 2>/dev/null || true`)
 	assert.Equal(w, out, "")
 }
 

@@ -184,7 +184,7 @@ func testMounts(w *world) {
 	err = w.d.Checkout(w.ctx, forks.Work, id)
 	assert.ErrorContains(w, err, ": is a mount point")
 	assert.Equal(w, work.sh(`cat f m/in bind/theirs`), "xxt")
-	assert.ErrorContains(w, w.d.RemoveFork(w.ctx, forks.Work), "mount point")
+	assert.ErrorContains(w, w.d.RemoveFork(w.ctx, forks.Work), "unmount it first")
 	assert.Equal(w, shell(w, foreign, `cat theirs`), "t")
 	shell(w, w.dir, `grep " $PWD/store/" /proc/mounts | cut -d" " -f2 | xargs -r umount`)
 	_, err = w.d.Sweep(w.ctx)
@@ -217,6 +217,7 @@ func testWhiteout(w *world) {
 	}
 	_, err := w.d.Capture(w.ctx, "aaaa", "", forks.Source{Dir: src})
 	assert.ErrorContains(w, err, "d/zero")
+	assert.ErrorIs(w, err, forks.ErrUnkeepable)
 	_, err = w.d.Capture(w.ctx, "aaaa", "", forks.Source{Dir: src, Exclude: []string{"zero"}})
 	assert.NilError(w, err)
 }

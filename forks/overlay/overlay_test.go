@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/agentenv/agentenv/forks"
 	"github.com/agentenv/agentenv/forks/forkstest"
@@ -92,15 +93,34 @@ func TestMountedOnce(t *testing.T) {
 	assert.NilError(t, unix.Close(fd))
 }
 
+// A mount that ends a moment later than its processes does not make a checkout
+// or a removal leave anything behind.
+func TestMountEndsLate(t *testing.T) {
+	d, dir, tree := store(t, map[string]string{"f": "x"})
+	late := func() {
+		end, err := namespace(t, tree)
+		assert.NilError(t, err)
+		time.AfterFunc(100*time.Millisecond, end)
+	}
+	late()
+	assert.NilError(t, d.Checkout(t.Context(), forks.Work, "a0"))
+	late()
+	assert.NilError(t, d.RemoveFork(t.Context(), forks.Work))
+	assert.NilError(t, d.RemoveSnapshot(t.Context(), "a0"))
+	for _, name := range []string{"tmp", "nodes"} {
+		left, err := os.ReadDir(filepath.Join(dir, "store", name))
+		assert.NilError(t, err)
+		assert.Equal(t, len(left), 0, name)
+	}
+}
+
 // namespace mounts the tree in a thread with a mount namespace of its own, that
 // ends with end.
 func namespace(t *testing.T, tree forks.Tree) (end func(), err error) {
 	t.Helper()
 	done, stop, ended := make(chan error), make(chan struct{}), make(chan struct{})
-	go func() {
+	go inThread(func() {
 		defer close(ended)
-		// Never unlocked: the thread ends with its namespace.
-		runtime.LockOSThread()
 		err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS)
 		if err == nil {
 			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
@@ -115,9 +135,26 @@ func namespace(t *testing.T, tree forks.Tree) (end func(), err error) {
 		}
 		done <- err
 		<-stop
-	}()
+	})
 	err = <-done
 	return func() { close(stop); <-ended }, err
+}
+
+// inThread calls fn in a thread that ends with the goroutine. The first thread
+// of a process does not: while that is held, another is taken.
+func inThread(fn func()) {
+	runtime.LockOSThread()
+	if unix.Gettid() != os.Getpid() {
+		fn()
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		inThread(fn)
+	}()
+	<-done
+	runtime.UnlockOSThread()
 }
 
 // Layers that a fork stands on outlive their snapshots, in the fork and in the

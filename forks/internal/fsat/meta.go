@@ -163,6 +163,9 @@ type Setter struct {
 	uid, gid uint32
 	// Fresh: files were just made, in a directory that hands nothing down.
 	Fresh bool
+	// OwnGroup: who is not root keeps his own group, the only one that a user
+	// namespace of his knows: files of another cannot be written in an overlay.
+	OwnGroup bool
 }
 
 // NewSetter returns one for the process's present rights. Changing an owner
@@ -239,14 +242,15 @@ func (s Setter) mustChmod(m *Meta, st *unix.Stat_t) bool {
 // owner changes the owner where it differs. Who is not root can at most choose
 // another of his groups.
 func (s Setter) owner(m *Meta, st *unix.Stat_t, chown func(uid, gid int) error) error {
-	if st.Uid == m.UID && st.Gid == m.GID {
-		return nil
+	gid := m.GID
+	if s.OwnGroup && !s.root {
+		gid = s.gid
 	}
-	if s.root {
-		return chown(int(m.UID), int(m.GID))
-	}
-	if st.Gid != m.GID {
-		return ignore(chown(-1, int(m.GID)), unix.EPERM, unix.EINVAL)
+	switch {
+	case s.root && (st.Uid != m.UID || st.Gid != gid):
+		return chown(int(m.UID), int(gid))
+	case st.Gid != gid:
+		return ignore(chown(-1, int(gid)), unix.EPERM, unix.EINVAL)
 	}
 	return nil
 }

@@ -401,7 +401,7 @@ func (a *applier) makeNew(ctx context.Context, tmp *fsat.Dir) error {
 		return err
 	}
 	// A copier of its own: the directory may lie on another file system.
-	r := &Restorer{maker: newMaker(fsat.NewDir(fd), new(fsat.Copier), &a.warn), store: a.store, state: a.to.Clone()}
+	r := newRestorer(newMaker(fsat.NewDir(fd), new(fsat.Copier), &a.warn), a.store, a.to.Clone())
 	defer r.Close()
 	var tops []Top
 	for i, c := range a.todo {

@@ -86,7 +86,7 @@ func (s *Store) captureStage(ctx context.Context, st *Stage, root int, scan *Sca
 // scanSource compares the open source directory with base, or takes all of it
 // if there is none.
 func (s *Store) scanSource(ctx context.Context, root int, base forks.ID, src forks.Source) (scan *Scan, o ScanOptions, err error) {
-	o = ScanOptions{Progress: src.Progress, Access: fsat.Access{CrossMounts: src.CrossFilesystems}}
+	o = ScanOptions{InPlace: src.Index != "", Progress: src.Progress, Access: fsat.Access{CrossMounts: src.CrossFilesystems}}
 	if base != "" {
 		if err := s.Exists(base); err != nil {
 			return nil, o, fmt.Errorf("base %s: %w", base, err)

@@ -88,7 +88,7 @@ func (s *Store) openChain(id forks.ID) (*chain, error) {
 	for _, id := range ids {
 		t, err := s.table(id)
 		if err != nil && id != ids[0] && !errors.Is(err, fs.ErrPermission) {
-			err = fmt.Errorf("snapshot %s: %w: its base: %v", ids[0], forks.ErrDamaged, err)
+			err = fmt.Errorf("snapshot %s: %w: its base: %v", ids[0], forks.ErrDamaged, LostBase(id, err))
 		}
 		if err != nil {
 			return nil, err

@@ -9,7 +9,9 @@
 //	nodes/ID/source   the index of a captured directory (a cache; may be missing)
 //	nodes/ID/removed  a marker: the snapshot is removed, others build upon it
 //	nodes/ID/lookup   the record of a large layer, to be read path by path (a cache)
-//	work/current/     the work tree; work/base and work/index belong to it
+//	nodes/.overlays   for whom a trial of overlays went well (a cache)
+//	work/current/     the work tree; work/base and work/index belong to it.
+//	                  Where it is a mount and not mounted: what refuses writes
 //	forks/KEY/tree/   a plain fork, with its base and index beside it
 //	forks/KEY/stack/  a fork that is an overlay, see [Stack]; work/stack/ likewise
 //	tmp/NAME/         what is being made; a flock on it says that its maker lives
@@ -33,6 +35,8 @@
 //   - A record is checksummed. A damaged one is an error that wraps
 //     [forks.ErrDamaged] and names the snapshot; a record of a newer format is
 //     refused. Neither hinders other snapshots.
+//   - Who is not root has layers of his own group alone: his user namespaces know
+//     no other. Which one a path had is in the record, and plain trees get it.
 //   - A hard-link group is stored whole in one layer: when its members change,
 //     all of them are stored again. A group's number is unique in a state.
 //   - An index is a cache of one machine. It is believed only where its

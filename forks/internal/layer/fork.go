@@ -102,7 +102,7 @@ func (s *Store) ForkState(key forks.Key, base forks.ID, settled bool) (state *St
 	}
 	state, err = s.State(base)
 	if err != nil {
-		return nil, false, err
+		return nil, false, LostBase(base, err)
 	}
 	return state.Clone(), false, nil
 }

@@ -179,6 +179,22 @@ func saveKnown(src forks.Source, state *State) {
 	}
 }
 
+// keepOwner gives the node of a file that is the caller's own the owner and the
+// group that its base has, as far as the caller could not have given them.
+func keepOwner(n, base *Node) {
+	uid := uint32(os.Geteuid())
+	if uid == 0 || n.UID != uid {
+		return
+	}
+	n.UID = base.UID
+	if n.GID == base.GID || base.GID == uint32(os.Getegid()) {
+		return
+	}
+	if groups, err := os.Getgroups(); err == nil && !slices.Contains(groups, int(base.GID)) {
+		n.GID = base.GID
+	}
+}
+
 // keepUnseen takes out of what a scan of a source found against base that paths
 // are gone which the source leaves out, since nobody looked whether they are
 // there, and that directories changed which are mount points now: what they

@@ -15,7 +15,7 @@ import (
 )
 
 // maker is what storing a layer and making a fork share: they make paths in a
-// private directory, in parallel.
+// private directory, in parallel, as layers have them.
 type maker struct {
 	copier *fsat.Copier
 	set    fsat.Setter
@@ -47,7 +47,7 @@ func newMaker(links *fsat.Dir, copier *fsat.Copier, warn *Warnings) *maker {
 		copier: copier, set: fsat.NewSetter(), links: links, warn: warn,
 		bufs: make([][]byte, fsat.Workers()), groups: make(map[uint32]*sharedFile),
 	}
-	m.set.Fresh = true
+	m.set.Fresh, m.set.OwnGroup = true, true
 	for i := range m.bufs {
 		m.bufs[i] = make([]byte, fsat.BufferSize)
 	}
@@ -202,8 +202,8 @@ func layerMeta(m fsat.Meta) fsat.Meta {
 	return m
 }
 
-// emptyState is what a first snapshot is compared with.
-func emptyState() *State { return &State{Nodes: []Node{{Mode: unix.S_IFDIR, End: 1}}, heap: []byte{0}} }
+// EmptyState is what a first snapshot is compared with.
+func EmptyState() *State { return &State{Nodes: []Node{{Mode: unix.S_IFDIR, End: 1}}, heap: []byte{0}} }
 
 // Changes lists how delta, which a scan found, differs from base; base may be
 // nil, then everything is added. A file of the difference has other bytes
@@ -212,7 +212,7 @@ func Changes(base, delta *State) ([]forks.Change, error) {
 	if base != nil {
 		return Compare(base, delta, true, func(*State, uint32, *State, uint32, string) (bool, error) { return false, nil })
 	}
-	c := &comparer{a: emptyState(), b: delta}
+	c := &comparer{a: EmptyState(), b: delta}
 	c.all(delta, 0, ".", forks.Added)
 	sort.Slice(c.list, func(i, j int) bool { return c.list[i].Path < c.list[j].Path })
 	return c.list, nil

@@ -105,13 +105,10 @@ func DecodeRecord(b []byte) (Header, *State, error) {
 	if err != nil {
 		return h, nil, err
 	}
-	if len(b) < at+4 || uint64(len(b)) > math.MaxUint32 {
-		return h, nil, damaged("the record is cut short")
+	if err := checkSum(b, at); err != nil {
+		return h, nil, err
 	}
 	body := b[:len(b)-4]
-	if crc32.Checksum(body, castagnoli) != binary.LittleEndian.Uint32(b[len(body):]) {
-		return h, nil, damaged("the record's checksum is wrong")
-	}
 	if count > len(body) {
 		return h, nil, damaged("the record's count is wrong")
 	}
@@ -121,6 +118,19 @@ func DecodeRecord(b []byte) (Header, *State, error) {
 		return h, nil, err
 	}
 	return h, s, nil
+}
+
+// checkSum checks that the record b, whose header ends at at, is as it was
+// written.
+func checkSum(b []byte, at int) error {
+	if len(b) < at+4 || uint64(len(b)) > math.MaxUint32 {
+		return damaged("the record is cut short")
+	}
+	body := b[:len(b)-4]
+	if crc32.Checksum(body, castagnoli) != binary.LittleEndian.Uint32(b[len(body):]) {
+		return damaged("the record's checksum is wrong")
+	}
+	return nil
 }
 
 func (s *State) decodeNodes(r *reader) error {

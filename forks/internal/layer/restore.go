@@ -58,7 +58,14 @@ func (st *Stage) NewRestorer(state *State, warn *Warnings) (*Restorer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Restorer{maker: m, store: st.store, state: state}, nil
+	return newRestorer(m, st.store, state), nil
+}
+
+// newRestorer returns one whose files have their group where the caller may
+// set it: a plain tree is no layer.
+func newRestorer(m *maker, s *Store, state *State) *Restorer {
+	m.set.OwnGroup = false
+	return &Restorer{maker: m, store: s, state: state}
 }
 
 // Close lets go of what the restorer holds open.

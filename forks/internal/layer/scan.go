@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/agentenv/agentenv/forks"
 	"github.com/agentenv/agentenv/forks/internal/fsat"
 	"golang.org/x/sys/unix"
 )
@@ -42,6 +43,9 @@ type ScanOptions struct {
 	// Ours: the tree is a fork, in which owners, devices and attributes may
 	// be missing that the caller could not set, and stay in the record.
 	Ours bool
+	// InPlace: the tree is a directory that is made equal to snapshots, in which
+	// owners may be missing that the caller could not set.
+	InPlace bool
 	// Upper: the tree is the upper directory of an overlay. Its whiteouts are
 	// what is missing; the overlay's own attributes are none of the tree's.
 	Upper bool
@@ -396,6 +400,10 @@ func (s *scanner) finish(k *kid, st *unix.Stat_t, target string, xattrs []Xattr,
 // keepRecorded gives k the owner and attributes that its base has in the
 // record and that the caller could not set on disk.
 func (s *scanner) keepRecorded(k *kid, xattrs *[]Xattr) {
+	if s.InPlace {
+		keepOwner(&k.node, &s.Base.Nodes[k.base])
+		return
+	}
 	if !s.Ours || os.Geteuid() == 0 && !s.Upper {
 		return
 	}
@@ -579,7 +587,7 @@ func (s *scanner) examine(t *scanDir, w *scanWorker, k kid, st *unix.Stat_t) err
 		}
 	case unix.S_IFCHR:
 		if st.Rdev == 0 {
-			return s.fail("capture", t, k.name, errors.New("a character device 0/0, which an overlay takes for a deletion: remove or exclude it"))
+			return s.fail("capture", t, k.name, fmt.Errorf("%w: a character device 0/0, which an overlay takes for a deletion: remove or exclude it", forks.ErrUnkeepable))
 		}
 		err = s.examineOther(t, &k, st, "", now)
 	default:

@@ -28,7 +28,7 @@ func Finished(root int, dir string) error {
 // ScanSource compares the open source directory root with base, which may be
 // nil, and with trust is the index of that directory.
 func (s *Store) ScanSource(ctx context.Context, root int, base *State, trust bool, src forks.Source) (*Scan, error) {
-	o := ScanOptions{Base: base, Trust: trust, Progress: src.Progress, Access: fsat.Access{CrossMounts: src.CrossFilesystems}, FileXattrs: true}
+	o := ScanOptions{Base: base, Trust: trust, InPlace: src.Index != "", Progress: src.Progress, Access: fsat.Access{CrossMounts: src.CrossFilesystems}, FileXattrs: true}
 	if base != nil {
 		o.Same = s.SameAsStored(base)
 	}

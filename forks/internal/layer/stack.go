@@ -81,8 +81,14 @@ func (s *Store) Stack(key forks.Key) (*Stack, error) {
 			return st, nil
 		}
 		dir, _ := s.ForkDir(key)
-		if _, gone := os.Lstat(dir); gone != nil || try == stackTries {
+		if _, gone := os.Lstat(dir); gone != nil {
 			return nil, err
+		}
+		if try == stackTries {
+			if _, gone := os.Lstat(s.stackPath(key)); gone == nil {
+				err = damaged("the fork's base is missing")
+			}
+			return st, err
 		}
 		if _, plain := os.Lstat(filepath.Join(dir, "base")); plain == nil {
 			return nil, err
@@ -106,12 +112,11 @@ func (st *Stack) read(dir string) error {
 	return nil
 }
 
-// Mount says how the fork is mounted.
+// Mount says how the fork is mounted. With an error, which is
+// [forks.ErrDamaged] and names the snapshot, it has no layers.
 func (st *Stack) Mount() (forks.Mount, error) {
 	chain, err := st.store.Chain(st.Lower)
-	if err != nil {
-		return forks.Mount{}, err
-	}
+	err = LostBase(st.Lower, err)
 	dir, name := st.store.ForkDir(st.key)
 	rel, _ := filepath.Rel(st.store.Dir, st.store.stackPath(st.key)) // both are absolute
 	o := &forks.Overlay{
@@ -121,7 +126,7 @@ func (st *Stack) Mount() (forks.Mount, error) {
 	for _, id := range chain {
 		o.Lower = append(o.Lower, "nodes/"+string(id)+"/tree")
 	}
-	return forks.Mount{Dir: filepath.Join(dir, name), Overlay: o}, nil
+	return forks.Mount{Dir: filepath.Join(dir, name), Overlay: o}, err
 }
 
 // Chain returns the layers of snapshot id, itself first.
@@ -133,15 +138,24 @@ func (s *Store) Chain(id forks.ID) ([]forks.ID, error) {
 		}
 		chain = append(chain, at)
 		base, err := s.baseOf(at)
-		if errors.Is(err, fs.ErrNotExist) {
-			err = s.missing(at)
-		}
 		if err != nil {
-			return nil, err
+			return nil, s.badLayer(at, id, err)
 		}
 		at = base
 	}
 	return chain, nil
+}
+
+// badLayer says what it means that the record of layer at, of snapshot id,
+// could not be read.
+func (s *Store) badLayer(at, id forks.ID, err error) error {
+	switch {
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("snapshot %s: %w", at, err)
+	case at == id:
+		return s.missing(at)
+	}
+	return LostBase(at, s.missing(at))
 }
 
 // maxChain bounds the way to the first snapshot. Stores that were written
@@ -315,7 +329,7 @@ func copyRoot(dir int, name string, from int) error {
 	}
 	defer unix.Close(to)
 	set := fsat.NewSetter()
-	set.Fresh = true
+	set.Fresh, set.OwnGroup = true, true
 	meta := layerMeta(fsat.Meta{
 		Mode: st.Mode & 0o7777, UID: st.Uid, GID: st.Gid,
 		MtimeSec: st.Mtim.Sec, MtimeNsec: uint32(st.Mtim.Nsec), Xattrs: xattrs,
@@ -356,7 +370,7 @@ func (s *Store) Ready(ctx context.Context, key forks.Key) error {
 
 // mountPatience is how long to wait for the end of a mount: that of processes
 // which were killed goes a moment after them.
-const mountPatience = 300 * time.Millisecond
+const mountPatience = time.Second
 
 // lingers waits until the upper of the stack at path is not mounted any more,
 // and says whether it still is.

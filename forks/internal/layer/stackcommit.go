@@ -182,8 +182,8 @@ func (s *Store) copyStage(ctx context.Context, stage *Stage, u *Upper, id forks.
 }
 
 // CheckoutStack makes the fork equal to snapshot id. It returns true if the
-// tree that it replaced is still mounted somewhere, or used says that it may be:
-// then its files stay until a Sweep finds that they are not needed any more.
+// tree that it replaced is still mounted somewhere, or used says that it is or
+// may be: then its files stay until a Sweep finds that they are not needed any more.
 func (s *Store) CheckoutStack(ctx context.Context, key forks.Key, id forks.ID, used bool) (busy bool, err error) {
 	unlock, err := s.lockLayers(unix.LOCK_SH)
 	if err != nil {
@@ -204,7 +204,7 @@ func (s *Store) CheckoutStack(ctx context.Context, key forks.Key, id forks.ID, u
 	if err != nil {
 		return false, errors.Join(err, stage.Remove(ctx))
 	}
-	if used || InUse(filepath.Join(stage.Path, "stack")) {
+	if used || lingers(filepath.Join(stage.Path, "stack")) {
 		unix.Close(stage.FD)
 		return true, nil
 	}

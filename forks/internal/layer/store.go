@@ -223,7 +223,7 @@ func (s *Store) readRecord(id forks.ID) (Header, *State, error) {
 		return Header{}, nil, s.missing(id)
 	}
 	if err != nil {
-		return Header{}, nil, err
+		return Header{}, nil, fmt.Errorf("snapshot %s: %w", id, unreadable(err))
 	}
 	h, delta, err := DecodeRecord(b)
 	if err == nil && h.ID != id {
@@ -235,12 +235,77 @@ func (s *Store) readRecord(id forks.ID) (Header, *State, error) {
 	return h, delta, nil
 }
 
+// unreadable tells an error of the caller's rights from one of the store.
+func unreadable(err error) error {
+	for _, e := range []error{unix.EISDIR, unix.ENOTDIR, unix.EIO, io.EOF} {
+		if errors.Is(err, e) {
+			return fmt.Errorf("%w: %w", forks.ErrDamaged, err)
+		}
+	}
+	return err
+}
+
+// Whole returns nil if the layers of snapshot id are there, and their records
+// as they were written; else an error that names the one that is not.
+func (s *Store) Whole(id forks.ID) error {
+	chain, err := s.Chain(id)
+	if err != nil {
+		return err
+	}
+	for _, at := range chain {
+		if err := s.wholeLayer(at); err != nil {
+			return fmt.Errorf("snapshot %s: %w", at, err)
+		}
+	}
+	return nil
+}
+
+func (s *Store) wholeLayer(id forks.ID) error {
+	fi, err := os.Lstat(filepath.Join(s.NodePath(id), "tree"))
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !fi.IsDir() {
+		return damaged("its tree is missing")
+	}
+	if err != nil {
+		return unreadable(err)
+	}
+	sum, large, err := s.recordSum(id)
+	if err != nil {
+		return unreadable(err)
+	}
+	if large { // a lookup of this very record stands for it
+		if _, err := openLookup(filepath.Join(s.NodePath(id), "lookup"), id, sum); err == nil {
+			return nil
+		}
+	}
+	b, err := os.ReadFile(filepath.Join(s.NodePath(id), "record"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return damaged("its record is missing")
+	}
+	if err != nil {
+		return unreadable(err)
+	}
+	_, _, at, err := decodeHeader(b)
+	if err != nil {
+		return err
+	}
+	return checkSum(b, at)
+}
+
 // missing says what it means that snapshot id has no record.
 func (s *Store) missing(id forks.ID) error {
 	if _, err := os.Lstat(s.NodePath(id)); err == nil {
 		return fmt.Errorf("snapshot %s: %w", id, damaged("its record is missing"))
 	}
 	return fmt.Errorf("snapshot %s: %w", id, forks.ErrNotFound)
+}
+
+// LostBase says what it means that snapshot id, which something is built upon,
+// cannot be found.
+func LostBase(id forks.ID, err error) error {
+	if errors.Is(err, forks.ErrNotFound) {
+		return fmt.Errorf("snapshot %s: %w", id, damaged("it is missing"))
+	}
+	return err
 }
 
 // Exists returns nil if the snapshot id is there and not removed.
@@ -279,7 +344,7 @@ func (s *Store) State(id forks.ID) (*State, error) {
 		seen[at] = true
 		h, delta, err := s.readRecord(at)
 		if err != nil && at != id {
-			return nil, fmt.Errorf("snapshot %s: %w: its base: %v", id, forks.ErrDamaged, err)
+			return nil, fmt.Errorf("snapshot %s: %w: its base: %v", id, forks.ErrDamaged, LostBase(at, err))
 		}
 		if err != nil {
 			return nil, err
@@ -449,13 +514,13 @@ func (s *Store) baseOf(id forks.ID) (forks.ID, error) {
 	}
 	f, err := os.Open(filepath.Join(s.NodePath(id), "record"))
 	if err != nil {
-		return "", err
+		return "", unreadable(err)
 	}
 	defer f.Close()
 	b := make([]byte, headerSize)
 	n, err := io.ReadFull(f, b)
 	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return "", err
+		return "", unreadable(err)
 	}
 	h, err := DecodeHeader(b[:n])
 	if err != nil {
@@ -478,6 +543,9 @@ func (s *Store) RemoveSnapshot(ctx context.Context, id forks.ID) error {
 	f, err := os.OpenFile(filepath.Join(s.NodePath(id), "removed"), os.O_WRONLY|os.O_CREATE, 0o600)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
+	}
+	if errors.Is(err, unix.ENOTDIR) { // what stands there never was one
+		return os.Remove(s.NodePath(id))
 	}
 	if err != nil {
 		return err

@@ -64,13 +64,13 @@ func (u *Upper) compare(ctx context.Context) error {
 	s, st := u.Stack.store, u.Stack
 	base, err := s.openChain(st.Base)
 	if err != nil {
-		return err
+		return LostBase(st.Base, err)
 	}
 	var lower *chain
 	var index *State
 	if st.Lower != st.Base {
 		if lower, err = s.openChain(st.Lower); err != nil {
-			return err
+			return LostBase(st.Lower, err)
 		}
 		of, known, err := LoadIndex(s.stackPath(st.key, "index"))
 		if err == nil && of == st.Base {
@@ -110,6 +110,11 @@ func (u *Upper) Changes() (c forks.Changes, err error) {
 	}
 	c.Warnings = u.scan.Warnings.Lines()
 	return c, err
+}
+
+// LeftOut names a mount point whose files are not looked at.
+func (u *Upper) LeftOut(path string) {
+	u.scan.Warnings.Add("%s: is a mount point; what is below it was left out", path)
 }
 
 // changes also returns the part of the fork's state that was compared. It is

@@ -8,10 +8,12 @@
 // where that is on the same file system, else one in each directory that gets
 // new files. Files are then put in place by rename, so that whoever has the old
 // one open, mapped or running keeps it. Directories that stay keep their inodes.
-// Nothing is removed or replaced that is not what it was when the directory was
-// compared with the snapshot; what was not listed then (because it is excluded,
-// on another file system, or new) is never removed, nor is the directory that
-// holds it. A Replace that failed before its first change says so
+// Nothing is removed or replaced but what the snapshot that holds the present
+// state ([forks.Source.Held]) has: all else, and what someone changes while
+// Replace is at work, stays and is named. To be sure of that, what is to go is
+// first exchanged or moved aside, then looked at, and put back if it was edited.
+// What was not listed (because it is excluded, on another file system, or new)
+// is never removed, nor is the directory that holds it. A Replace that failed before its first change says so
 // ([forks.ErrUntouched]) and leaves everything as it was; one that was cut short
 // later is mended by the next.
 package place
@@ -38,6 +40,7 @@ import (
 // Reader is what of a [forks.Driver] is needed here.
 type Reader interface {
 	Compare(ctx context.Context, base forks.ID, src forks.Source) (forks.Changes, error)
+	Diff(ctx context.Context, a, b forks.ID) (forks.Changes, error)
 	View(ctx context.Context, id forks.ID) (forks.View, error)
 }
 
@@ -46,6 +49,11 @@ func Replace(ctx context.Context, from Reader, id forks.ID, src forks.Source) (c
 	r := &replacer{src: src, stage: -1, access: fsat.Access{CrossMounts: src.CrossFilesystems}, buf: make([]byte, fsat.BufferSize)}
 	r.old, r.fresh = fsat.NewSetter(), fsat.NewSetter()
 	r.fresh.Fresh = true
+	defer func() {
+		if err != nil && !r.begun {
+			err = fmt.Errorf("%w; %w", err, forks.ErrUntouched)
+		}
+	}()
 	if r.root, err = unix.Open(src.Dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
 		return c, &os.PathError{Op: "open", Path: src.Dir, Err: err}
 	}
@@ -67,13 +75,58 @@ func Replace(ctx context.Context, from Reader, id forks.ID, src forks.Source) (c
 	}
 	defer r.view.Close()
 	r.warn(found.Warnings...)
-	if err := r.plan(found.List); err != nil {
+	mine, err := r.unheld(ctx, from)
+	if err != nil {
 		return c, err
 	}
-	if err := r.run(ctx); err != nil {
+	if err := r.plan(found.List, mine); err != nil {
 		return c, err
 	}
-	return forks.Changes{List: r.list, Warnings: r.warnings}, nil
+	if err := r.nameExcluded(ctx, from, id); err != nil {
+		return c, err
+	}
+	if err = r.run(ctx); err == nil {
+		c.List = r.done()
+	}
+	r.nameKept()
+	if n := len(r.notOwned); n > 0 {
+		r.warn(fmt.Sprintf("%s%s: only another user can give it the owner or group that it has in the snapshot, where that stays recorded", r.notOwned[0], andMore(n-1)))
+	}
+	c.Warnings = r.warnings
+	return c, err
+}
+
+// unheld lists what the directory has that the snapshot which holds its state
+// has not. It is looked at after the comparison with what the directory is to
+// become: whatever that saw is then either held or listed here.
+func (r *replacer) unheld(ctx context.Context, from Reader) (map[string]forks.Change, error) {
+	if r.src.Held == "" {
+		return nil, nil
+	}
+	differ, err := from.Compare(ctx, r.src.Held, r.src)
+	if err != nil {
+		return nil, err
+	}
+	mine := make(map[string]forks.Change, len(differ.List))
+	for _, c := range differ.List {
+		mine[c.Path] = c
+	}
+	return mine, nil
+}
+
+// done lists what was changed.
+func (r *replacer) done() []forks.Change {
+	return slices.DeleteFunc(r.list, func(c forks.Change) bool {
+		it := r.items[c.Path]
+		return it.edited || it.ownMeta || r.withinKept(c.Path)
+	})
+}
+
+func andMore(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" and %d more", n)
 }
 
 // inFull names the path that an error is about in full.
@@ -92,6 +145,8 @@ type replacer struct {
 	access     fsat.Access
 	root       int // O_PATH
 	top        *item
+	items      map[string]*item
+	excluded   func(dir, name string) bool
 	list       []forks.Change
 	old, fresh fsat.Setter
 	copier     fsat.Copier
@@ -100,13 +155,21 @@ type replacer struct {
 	left       string // the name of private directories in src.Dir
 	stage      int    // the private directory that is not in src.Dir, or -1
 	stageDev   uint64
-	made       int // how many names the stage has
-	changed    bool
-	warnings   []string
+	aside      bin // in the stage
+	made       int // how many names the private directories have
+	// begun: something may have been left changed; changed: it was.
+	begun, changed bool
+	warnings       []string
+	keptPaths      []string
+	notOwned       []string // what could not be given its owner
 }
 
-// maxWarnings bounds the warnings of one Replace.
-const maxWarnings = 50
+// maxWarnings bounds the warnings of one Replace, and maxNamed how many paths
+// are named for one reason.
+const (
+	maxWarnings = 50
+	maxNamed    = 10
+)
 
 func (r *replacer) warn(lines ...string) {
 	for _, l := range lines {
@@ -121,17 +184,18 @@ func (r *replacer) run(ctx context.Context) error {
 	if len(r.top.kids) == 0 && !r.top.listed {
 		return nil
 	}
+	r.begun = true
 	err := r.prepare(ctx)
 	if err == nil {
 		err = r.at(r.root, r.top, func(fd int) error { return r.put(ctx, fd, r.top) })
+		err = errors.Join(err, r.lookAgain(&r.aside))
 	}
 	err = inFull(r.src.Dir, err)
 	switch {
 	case err != nil && !r.changed:
 		undo := r.at(r.root, r.top, func(fd int) error { return r.abandon(ctx, fd, r.top) })
-		if undo = errors.Join(undo, r.close(ctx)); undo == nil {
-			err = fmt.Errorf("%w; %w", err, forks.ErrUntouched)
-		}
+		undo = errors.Join(undo, r.close(ctx))
+		r.begun = undo != nil
 		return errors.Join(err, undo)
 	case err != nil:
 		return err // the next Replace cleans up
@@ -207,6 +271,7 @@ func (r *replacer) openStage(ctx context.Context) (err error) {
 			return &os.PathError{Op: "statx", Path: r.src.Dir, Err: err}
 		}
 	}
+	r.aside.fd = r.stage
 	r.stageDev = unix.Mkdev(here.Dev_major, here.Dev_minor)
 	if here.Mnt_id != there.Mnt_id || here.Mask&unix.STATX_MNT_ID == 0 {
 		return r.dropStage(ctx)

@@ -500,33 +500,166 @@ func TestReplaceWithoutSpace(t *testing.T) {
 	}
 }
 
-// What someone writes while Replace is at work is not lost.
+// What someone writes while Replace is at work is kept, and named.
 func TestReplaceMeetsAnEditor(t *testing.T) {
-	s := inOneVolume(t, forkstest.Volume(t, "ext4"))
-	s.write(map[string]string{"f": "1", "d/x": "1"})
-	id := s.capture()
-	for name, c := range map[string]struct{ path, want string }{
-		"file replaced": {"f", "precious"}, "file that is to come": {"d/x", "precious"}, "file in a directory that goes": {"n/new", "precious"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s.replace(id)
-			s.write(map[string]string{"f": "2", "n/f": "2"})
-			assert.NilError(t, os.Remove(s.path("d/x")))
-			forkstest.OnStep(func(step string) {
-				if step == "place.replace.written" {
-					s.write(map[string]string{c.path: "precious"})
+	for _, where := range []string{"stage", "beside"} {
+		s := inOneVolume(t, forkstest.Volume(t, "ext4"))
+		if where == "beside" {
+			s = newScene(t, t.TempDir(), forkstest.Volume(t, "ext4")+"/dir")
+		}
+		s.write(map[string]string{"f": "1", "d/x": "1", "t": "1"})
+		id := s.capture()
+		for name, c := range map[string]struct{ step, script, path string }{
+			"replaced":              {"place.replace.written", "printf precious >f", "f"},
+			"saved by rename":       {"place.replace.written", "printf precious >.f; mv .f f", "f"},
+			"same size and mtime":   {"place.replace.written", "touch -r f /tmp/$$; printf P >f; touch -r /tmp/$$ f; rm /tmp/$$", "f"},
+			"at the last moment":    {"place.replace.looked", "printf precious >f", "f"},
+			"removed at last":       {"place.replace.looked", "printf precious >gone", "gone"},
+			"to come":               {"place.replace.written", "mkdir -p d; printf precious >d/x", "d/x"},
+			"in one that goes":      {"place.replace.written", "printf precious >n/new", "n/new"},
+			"in one that gives way": {"place.replace.cleared", "mkdir -p t; printf precious >t/new", "t/new"},
+			"opened before":         {"place.replace.exchanged", "printf precious >&3", "f"},
+			"removed when open":     {"place.replace.put", "printf precious >&4", "n/f"},
+		} {
+			t.Run(where+"/"+name, func(t *testing.T) {
+				s.replace(id)
+				assert.NilError(t, os.RemoveAll(s.path("t")))
+				s.write(map[string]string{"f": "2", "gone": "2", "n/f": "2", "t/f": "2"})
+				assert.NilError(t, os.Remove(s.path("d/x")))
+				s.src.Held = s.capture()
+				defer func() { s.src.Held = "" }()
+				open := []*os.File{openFile(t, s.path("f")), openFile(t, s.path("n/f"))}
+				done := false
+				forkstest.OnStep(func(step string) {
+					if step == c.step && !done && (c.step != "place.replace.put" || !exists(s.path("n/f"))) {
+						done = true
+						cmd := exec.Command("sh", "-e", "-c", c.script)
+						cmd.Dir, cmd.ExtraFiles = s.src.Dir, open
+						out, err := cmd.CombinedOutput()
+						assert.NilError(t, err, string(out))
+					}
+				})
+				got, err := s.d.Replace(t.Context(), id, s.src)
+				forkstest.OnStep(nil)
+				assert.NilError(t, err)
+				assert.Assert(t, done)
+				s.tidy()
+				data, err := os.ReadFile(s.path(c.path))
+				assert.NilError(t, err)
+				assert.Assert(t, len(data) > 0 && (data[0] == 'p' || data[0] == 'P'), "%q", data)
+				first, _, _ := strings.Cut(c.path, "/")
+				assert.Assert(t, strings.Contains("\n"+strings.Join(got.Warnings, "\n"), "\n"+first), got.Warnings)
+				for _, line := range s.differs(id) { // and nothing else
+					assert.Assert(t, strings.Contains(line, " "+first) || line == "modified .", line)
 				}
 			})
-			_, err := s.d.Replace(t.Context(), id, s.src)
-			forkstest.OnStep(nil)
-			if c.path != "n/new" { // there the directory stays
-				assert.ErrorContains(t, err, "changed by someone else")
-			}
-			got, rerr := os.ReadFile(s.path(c.path))
-			assert.NilError(t, rerr)
-			assert.Equal(t, string(got), c.want)
-		})
+		}
 	}
+}
+
+func openFile(t *testing.T, path string) *os.File {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	assert.NilError(t, err)
+	t.Cleanup(func() { assert.NilError(t, f.Close()) })
+	return f
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+// What changed since it was stored is no more lost than what changes meanwhile.
+func TestReplaceKeepsWhatIsNotHeld(t *testing.T) {
+	s := inOneVolume(t, forkstest.Volume(t, "ext4"))
+	s.write(map[string]string{"f": "1", "d/x": "1", "t": "1", "back": "1", "del": "1", "mode/x": "1"})
+	a := s.capture()
+	run := func(script string) {
+		t.Helper()
+		cmd := exec.Command("sh", "-e", "-c", script)
+		cmd.Dir = s.src.Dir
+		out, err := cmd.CombinedOutput()
+		assert.NilError(t, err, string(out))
+	}
+	run("for f in f d/x back del mode/x; do printf 22 >$f; done; rm t; mkdir t; printf 2 >t/f; printf 2 >gone; chmod 700 mode")
+	s.src.Held = s.capture()
+	run("printf new >f; mkdir d/sub; printf new >d/sub/n; printf new >n; printf new >t/n; rm del; chmod 750 mode")
+	c, err := s.d.Replace(t.Context(), a, s.src)
+	assert.NilError(t, err)
+	s.tidy()
+	for path, want := range map[string]string{"f": "new", "d/x": "1", "d/sub/n": "new", "n": "new", "t/n": "new", "t/f": "2", "back": "1", "mode/x": "1"} {
+		got, err := os.ReadFile(s.path(path))
+		assert.NilError(t, err)
+		assert.Equal(t, string(got), want, path)
+	}
+	assert.Assert(t, !exists(s.path("gone")) && !exists(s.path("del")))
+	st, err := os.Stat(s.path("mode"))
+	assert.NilError(t, err)
+	assert.Equal(t, st.Mode().Perm(), os.FileMode(0o750))
+	const kept = ": was changed meanwhile, and is kept as it is: no snapshot holds it yet"
+	assert.DeepEqual(t, c.Warnings, []string{"d/sub" + kept, "del" + kept, "f" + kept, "mode" + kept, "n" + kept, "t" + kept})
+	var paths []string
+	for _, ch := range c.List {
+		paths = append(paths, ch.Path)
+	}
+	assert.DeepEqual(t, paths, []string{".", "back", "d", "d/x", "gone", "mode/x"})
+}
+
+// An ordinary user cannot give files away: the owner and the group that he
+// cannot give stay recorded, and are no change.
+func TestReplaceKeepsOwnersRecorded(t *testing.T) {
+	s := inOneVolume(t, func() string {
+		if forkstest.IsUser() {
+			return os.Getenv("HOME")
+		}
+		return forkstest.Volume(t, "ext4")
+	}())
+	top := filepath.Dir(s.src.Dir)
+	ids := top + "/ids"
+	if !forkstest.IsUser() {
+		if os.Geteuid() != 0 {
+			t.Skip("needs root, to give files to others")
+		}
+		s.write(map[string]string{"shared": "1", "foreign": "1", "mine": "1"})
+		assert.NilError(t, os.WriteFile(ids, []byte(s.capture()), 0o644))
+		s.write(map[string]string{"shared": "22", "foreign": "22", "mine": "22"})
+		out, err := exec.Command("chown", "-R", "61234:61234", top).CombinedOutput()
+		assert.NilError(t, err, string(out))
+		assert.NilError(t, os.Chown(s.path("shared"), 61234, 0))
+		assert.NilError(t, os.Chown(s.path("foreign"), 0, 0))
+		forkstest.AsUser(t, top)
+		return
+	}
+	old, err := os.ReadFile(ids)
+	assert.NilError(t, err)
+	s.n = 7
+	now := s.capture()
+	s.src.Held = now
+	for range 2 {
+		s.src.Held = now
+		c := s.replace(forks.ID(old))
+		assert.Equal(t, len(s.differs(forks.ID(old))), 0, s.differs(forks.ID(old)))
+		assert.Assert(t, len(c.Warnings) == 1 && strings.Contains(c.Warnings[0], "owner"), c.Warnings)
+		s.src.Held = forks.ID(old)
+		c = s.replace(now)
+		assert.Equal(t, len(s.differs(now)), 0, s.differs(now))
+		assert.Assert(t, len(c.Warnings) == 1 && strings.Contains(c.Warnings[0], "owner"), c.Warnings)
+	}
+	assert.NilError(t, os.WriteFile(s.path("shared"), []byte("333"), 0o644))
+	assert.DeepEqual(t, s.differs(now), []string{"modified shared"})
+}
+
+// Without its directory, and before its first change, a Replace has touched
+// nothing.
+func TestReplaceOfNothing(t *testing.T) {
+	s := inOneVolume(t, t.TempDir())
+	s.write(map[string]string{"f": "1"})
+	id := s.capture()
+	assert.NilError(t, os.Rename(s.src.Dir, s.src.Dir+"-moved"))
+	_, err := s.d.Replace(t.Context(), id, s.src)
+	assert.ErrorIs(t, err, forks.ErrUntouched)
+	assert.ErrorIs(t, err, os.ErrNotExist)
 }
 
 // The index spares reading: where a store has lost its files, a comparison

@@ -3,10 +3,14 @@
 package place
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -22,8 +26,11 @@ type item struct {
 	listed    bool
 	now, then *forks.Entry
 	kids      []*item
-	// alone: it is excluded or on another file system, and stays as it is.
-	alone bool
+	// alone: it stays as it is, with all below it: it is excluded or on another
+	// file system, or someone changed it meanwhile (edited). ownMeta: the latter
+	// is so of a directory's mode, owner or attributes.
+	alone, edited, ownMeta bool
+	looked                 *unix.Statx_t // what a file was, last
 
 	// Of directories: what it was when it was first opened; private says that
 	// it has a private directory, and opened that its mode was changed to work
@@ -34,6 +41,8 @@ type item struct {
 	// says that this is the stage.
 	made    string
 	inStage bool
+	ours    unix.Stat_t // what was made, where it was put
+	bin     *bin        // of a directory: what is moved aside in its private one
 }
 
 func isDir(e *forks.Entry) bool { return e != nil && e.Mode&unix.S_IFMT == unix.S_IFDIR }
@@ -43,14 +52,14 @@ func isReg(e *forks.Entry) bool { return e != nil && e.Mode&unix.S_IFMT == unix.
 func (it *item) stays() bool { return !it.listed || isDir(it.now) && isDir(it.then) }
 
 // plan makes the tree of items of what the directory has changed against the
-// snapshot.
-func (r *replacer) plan(found []forks.Change) error {
-	excluded, _, err := layer.Exclusions(r.src)
-	if err != nil {
+// snapshot, less mine, which is in no snapshot.
+func (r *replacer) plan(found []forks.Change, mine map[string]forks.Change) (err error) {
+	if r.excluded, _, err = layer.Exclusions(r.src); err != nil {
 		return err
 	}
 	r.top = &item{name: ".", path: "."}
-	items := map[string]*item{".": r.top}
+	r.items = map[string]*item{".": r.top}
+	items := r.items
 	var get func(p string) *item
 	get = func(p string) *item {
 		if it := items[p]; it != nil {
@@ -58,7 +67,7 @@ func (r *replacer) plan(found []forks.Change) error {
 		}
 		up := get(path.Dir(p))
 		it := &item{name: path.Base(p), path: p}
-		it.alone = up.alone || excluded != nil && excluded(up.path, it.name)
+		it.alone = up.alone || r.excluded != nil && r.excluded(up.path, it.name)
 		if !it.alone {
 			up.kids = append(up.kids, it)
 		}
@@ -72,9 +81,97 @@ func (r *replacer) plan(found []forks.Change) error {
 			continue
 		}
 		it.listed, it.now, it.then = true, c.New, c.Old
+		if m, ok := mine[c.Path]; ok {
+			r.keepMine(it, m)
+		}
 		r.list = append(r.list, forks.Change{Path: c.Path, Kind: kinds[c.Kind], Old: c.New, New: c.Old})
 	}
 	return nil
+}
+
+// keepMine leaves alone what differs from the snapshot that holds the state. A
+// directory in which names came or went is one like any other.
+func (r *replacer) keepMine(it *item, m forks.Change) {
+	if !isDir(m.Old) || !isDir(m.New) {
+		r.keep(it)
+		for up := path.Dir(it.path); m.New != nil && up != "."; up = path.Dir(up) {
+			if over := r.items[up]; over.listed && over.then != nil && !isDir(over.then) {
+				r.keep(over)
+			}
+		}
+		return
+	}
+	if m.Old.Mode != m.New.Mode || m.Old.UID != m.New.UID || m.Old.GID != m.New.GID || !maps.Equal(m.Old.Xattrs, m.New.Xattrs) {
+		it.ownMeta = true
+		r.keptPaths = append(r.keptPaths, it.path)
+	}
+}
+
+// keep leaves an item as someone made it.
+func (r *replacer) keep(it *item) {
+	if !it.alone {
+		it.alone, it.edited = true, true
+		r.keptPaths = append(r.keptPaths, it.path)
+	}
+}
+
+// nameKept says what was kept.
+func (r *replacer) nameKept() {
+	paths := slices.DeleteFunc(r.keptPaths, r.withinKept)
+	slices.Sort(paths)
+	r.name(slices.Compact(paths), "was changed meanwhile, and is kept as it is: no snapshot holds it yet")
+}
+
+// withinKept says whether a path lies in a directory that is kept.
+func (r *replacer) withinKept(p string) bool {
+	for p = path.Dir(p); p != "."; p = path.Dir(p) {
+		if up := r.items[p]; up != nil && up.edited {
+			return true
+		}
+	}
+	return false
+}
+
+// name warns of paths for one reason.
+func (r *replacer) name(paths []string, why string) {
+	for _, p := range paths[:min(len(paths), maxNamed)] {
+		r.warnings = append(r.warnings, p+": "+why)
+	}
+	if more := len(paths) - maxNamed; more > 0 {
+		r.warnings = append(r.warnings, fmt.Sprintf("and %d more: %s", more, why))
+	}
+}
+
+// nameExcluded says what the snapshot has, and the one that holds the present
+// state has not, that is not brought because it is excluded.
+func (r *replacer) nameExcluded(ctx context.Context, from Reader, id forks.ID) error {
+	if r.excluded == nil || r.src.Held == "" {
+		return nil
+	}
+	differ, err := from.Diff(ctx, r.src.Held, id)
+	if err != nil {
+		return err
+	}
+	var paths []string
+	last := ""
+	for _, c := range differ.List {
+		under := last != "" && strings.HasPrefix(c.Path, last+"/")
+		if c.New != nil && !under && r.excludes(c.Path) {
+			paths, last = append(paths, c.Path), c.Path
+		}
+	}
+	r.name(paths, "is excluded here, so what the snapshot has of it stays in the snapshot alone")
+	return nil
+}
+
+// excludes says whether a path or what it lies in is excluded.
+func (r *replacer) excludes(p string) bool {
+	for ; p != "."; p = path.Dir(p) {
+		if r.excluded(path.Dir(p), path.Base(p)) {
+			return true
+		}
+	}
+	return false
 }
 
 // at opens a directory of the plan, calls fn and closes it.
@@ -120,6 +217,9 @@ func (r *replacer) open(parent int, it *item) (int, error) {
 func (r *replacer) check(fd int, it *item) error {
 	changes := it.listed
 	for _, kid := range it.kids {
+		if kid.alone {
+			continue
+		}
 		if err := r.checkKid(fd, kid); err != nil {
 			return err
 		}
@@ -141,7 +241,8 @@ func (r *replacer) checkKid(fd int, kid *item) error {
 	var stx unix.Statx_t
 	err := unix.Statx(fd, kid.name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, unix.STATX_BASIC_STATS, &stx)
 	if err == unix.ENOENT {
-		return nil // whoever removed it meanwhile did part of the work, or is found out
+		r.keep(kid)
+		return nil
 	}
 	if err != nil {
 		return &os.PathError{Op: "stat", Path: kid.path, Err: err}
@@ -152,7 +253,12 @@ func (r *replacer) checkKid(fd int, kid *item) error {
 	if kid.listed && stx.Attributes&(unix.STATX_ATTR_IMMUTABLE|unix.STATX_ATTR_APPEND) != 0 {
 		return lockedError(kid.path)
 	}
+	if kid.listed && !sameAs(&stx, kid.now) {
+		r.keep(kid)
+		return nil
+	}
 	if stx.Mode&unix.S_IFMT != unix.S_IFDIR {
+		kid.looked = &stx
 		return nil
 	}
 	return r.at(fd, kid, func(sub int) error {
@@ -190,7 +296,12 @@ func (r *replacer) checkEmptied(fd int, it *item) error {
 		return &os.PathError{Op: "read", Path: it.path, Err: err}
 	}
 	for i := range l.Len() {
-		if name := string(l.Name(i)); !known[name] {
+		name := string(l.Name(i))
+		if !known[name] && it.kid(name) == nil && (r.excluded == nil || !r.excluded(it.path, name)) {
+			r.keep(it) // someone made it just now
+			return nil
+		}
+		if !known[name] {
 			return &os.PathError{Op: "replace", Path: it.path, Err: fmt.Errorf("is a directory in whose place something else must come, and it holds %s, which must stay: move that away first", name)}
 		}
 	}
@@ -201,8 +312,34 @@ func (r *replacer) checkEmptied(fd int, it *item) error {
 		if err := r.at(fd, kid, func(sub int) error { return r.checkEmptied(sub, kid) }); err != nil {
 			return err
 		}
+		if kid.edited {
+			r.keep(it)
+			return nil
+		}
 	}
 	return nil
+}
+
+// kid returns the item of a name in the directory, or nil.
+func (it *item) kid(name string) *item {
+	if i := slices.IndexFunc(it.kids, func(k *item) bool { return k.name == name }); i >= 0 {
+		return it.kids[i]
+	}
+	return nil
+}
+
+// sameAs says whether a path is what the comparison saw.
+func sameAs(stx *unix.Statx_t, e *forks.Entry) bool {
+	return same(e, uint32(stx.Mode), int64(stx.Size), stx.Mtime.Sec, int64(stx.Mtime.Nsec))
+}
+
+// same says so of a file by its mode, size and mtime, of a directory by its
+// type: names come and go in it while Replace is at work.
+func same(e *forks.Entry, mode uint32, size, sec, nsec int64) bool {
+	if isDir(e) {
+		return mode&unix.S_IFMT == unix.S_IFDIR
+	}
+	return mode == e.Mode && (!isReg(e) || size == e.Size) && sec == e.Mtime.Unix() && nsec == int64(e.Mtime.Nanosecond())
 }
 
 func lockedError(path string) error {

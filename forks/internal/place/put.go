@@ -14,12 +14,14 @@ import (
 	"github.com/agentenv/agentenv/forks/internal/step"
 )
 
-// errEdited: someone wrote to a path between the look at it and its change.
-var errEdited = errors.New("it was changed by someone else meanwhile")
-
 // put does all that was planned for the directory it, which is open as fd: what
 // is to go, what is to come, what lies below, and then its own metadata.
-func (r *replacer) put(ctx context.Context, fd int, it *item) error {
+func (r *replacer) put(ctx context.Context, fd int, it *item) (err error) {
+	defer func() {
+		if e := r.closeBin(it); e != nil {
+			err = errors.Join(err, e)
+		}
+	}()
 	touched := it.private || it.opened
 	for _, gone := range []bool{true, false} {
 		for _, kid := range it.kids {
@@ -41,11 +43,14 @@ func (r *replacer) put(ctx context.Context, fd int, it *item) error {
 		if kid.alone || !kid.stays() {
 			continue
 		}
-		if err := r.at(fd, kid, func(sub int) error { return r.put(ctx, sub, kid) }); err != nil {
+		if err := r.below(fd, kid, func(sub int) error { return r.put(ctx, sub, kid) }); err != nil {
 			return err
 		}
 	}
 	if it.private {
+		if err := r.closeBin(it); err != nil {
+			return err
+		}
 		if err := fsat.RemoveAll(ctx, fd, r.left); err != nil {
 			return &os.PathError{Op: "clean up", Path: it.path, Err: err}
 		}
@@ -53,63 +58,66 @@ func (r *replacer) put(ctx context.Context, fd int, it *item) error {
 	return r.settle(fd, it, touched)
 }
 
-func (r *replacer) putKid(ctx context.Context, fd int, it, kid *item) error {
-	r.changed = true
-	if kid.then == nil {
-		return r.remove(fd, kid)
-	}
-	if kid.made == "" {
-		return nil // it could not be made
-	}
-	return r.switchKid(ctx, fd, it, kid)
-}
-
-// unedited refuses what is not what it was when the directory was compared: it
-// may hold work that is nowhere else.
-func unedited(fd int, it *item) error {
-	var st unix.Stat_t
-	err := unix.Fstatat(fd, it.name, &st, unix.AT_SYMLINK_NOFOLLOW)
-	if err == unix.ENOENT {
+// below is like at, for a directory that may be gone by now.
+func (r *replacer) below(fd int, it *item, fn func(fd int) error) error {
+	sub, err := r.open(fd, it)
+	if fsat.IsGone(err) {
+		r.keep(it)
 		return nil
 	}
 	if err != nil {
+		return &os.PathError{Op: "open", Path: it.path, Err: err}
+	}
+	defer unix.Close(sub)
+	return fn(sub)
+}
+
+func (r *replacer) putKid(ctx context.Context, fd int, it, kid *item) error {
+	r.changed = true
+	if kid.then != nil && kid.made == "" {
+		return nil // it could not be made
+	}
+	b, err := r.binOf(fd, it, r.useStage(it) && (kid.then == nil || kid.inStage))
+	if err != nil {
 		return err
 	}
-	e := it.now
-	same := st.Mode == e.Mode && (isDir(e) || st.Mtim.Sec == e.Mtime.Unix() && st.Mtim.Nsec == int64(e.Mtime.Nanosecond()))
-	if !same || isReg(e) && st.Size != e.Size {
-		return errEdited
+	if kid.then == nil {
+		return r.remove(b, fd, kid)
 	}
-	return nil
+	return r.switchKid(ctx, b, fd, it, kid)
 }
 
 // remove removes what is to go. A directory stays that holds what must stay.
-func (r *replacer) remove(fd int, it *item) error {
-	if it.alone || it.listed && it.now == nil {
+func (r *replacer) remove(b *bin, fd int, it *item) error {
+	if it.alone || it.now == nil {
 		return nil
 	}
 	if !isDir(it.now) {
-		if err := unedited(fd, it); err != nil {
-			return err
-		}
-		return gone(unix.Unlinkat(fd, it.name, 0))
+		return r.moveAside(b, fd, it)
 	}
-	if err := r.empty(fd, it); err != nil {
+	if err := r.empty(b, fd, it); err != nil {
 		return err
 	}
 	err := gone(unix.Unlinkat(fd, it.name, unix.AT_REMOVEDIR))
-	if err == unix.ENOTEMPTY || err == unix.EEXIST || err == unix.EBUSY {
+	if isFull(err) || err == unix.EBUSY {
 		r.warn(fmt.Sprintf("%s: is not in the snapshot and stays, because of what it holds", it.path))
-		return r.at(fd, it, func(sub int) error { return restoreDir(sub, &it.was) })
+		return r.below(fd, it, func(sub int) error { return restoreDir(sub, &it.was) })
+	}
+	if err == unix.ENOTDIR {
+		r.keep(it)
+		return nil
 	}
 	return err
 }
 
+// isFull says that a directory was not removed because it holds something.
+func isFull(err error) bool { return err == unix.ENOTEMPTY || err == unix.EEXIST }
+
 // empty removes what a directory holds that is to go.
-func (r *replacer) empty(fd int, it *item) error {
-	err := r.at(fd, it, func(sub int) error {
+func (r *replacer) empty(b *bin, fd int, it *item) error {
+	return r.below(fd, it, func(sub int) error {
 		for _, kid := range it.kids {
-			if err := r.remove(sub, kid); err != nil {
+			if err := r.remove(b, sub, kid); err != nil {
 				var pe *os.PathError
 				if errors.As(err, &pe) {
 					return err
@@ -119,10 +127,6 @@ func (r *replacer) empty(fd int, it *item) error {
 		}
 		return nil
 	})
-	if fsat.IsGone(err) {
-		return nil
-	}
-	return err
 }
 
 // gone lets pass that what was to be removed is not there.
@@ -134,77 +138,42 @@ func gone(err error) error {
 }
 
 // switchKid puts what was made in the place of what was there.
-func (r *replacer) switchKid(ctx context.Context, fd int, it, kid *item) error {
-	switch {
-	case isDir(kid.now):
-		if err := r.empty(fd, kid); err != nil {
+func (r *replacer) switchKid(ctx context.Context, b *bin, fd int, it, kid *item) error {
+	if isDir(kid.now) {
+		if err := r.empty(b, fd, kid); err != nil || kid.alone {
 			return err
 		}
-		if err := gone(unix.Unlinkat(fd, kid.name, unix.AT_REMOVEDIR)); err == unix.ENOTEMPTY {
-			return errEdited
-		} else if err != nil {
+		switch err := gone(unix.Unlinkat(fd, kid.name, unix.AT_REMOVEDIR)); {
+		case isFull(err) || err == unix.ENOTDIR:
+			r.keep(kid)
+			return nil
+		case err != nil:
 			return err
 		}
 		kid.now = nil
-	case kid.now != nil:
-		if err := unedited(fd, kid); err != nil {
-			return err
-		}
-		if isDir(kid.then) {
-			if err := gone(unix.Unlinkat(fd, kid.name, 0)); err != nil {
-				return err
-			}
-			kid.now = nil
-		}
 	}
 	step.At("place.replace.cleared")
-	err := r.rename(fd, it, kid)
+	err := r.exchange(b, fd, kid)
 	if err == unix.EXDEV && kid.inStage {
 		// Such as another project quota, or another encryption policy.
-		if err = r.writeBeside(ctx, fd, it, kid); err == nil {
-			err = r.rename(fd, it, kid)
-		}
-	}
-	if err != nil || !isDir(kid.then) {
-		return err
-	}
-	return r.at(fd, kid, func(sub int) error { return r.settle(sub, kid, true) })
-}
-
-// rename moves what was made to where it belongs; where nothing was, nothing
-// may have come.
-func (r *replacer) rename(fd int, it, kid *item) error {
-	from := r.stage
-	if !kid.inStage {
-		private, err := r.access.OpenDir(fd, r.left)
-		if err != nil {
+		if err = r.writeBeside(ctx, fd, it, kid); err != nil {
 			return err
 		}
-		defer unix.Close(private)
-		from = private
+		if b, err = r.binOf(fd, it, false); err == nil {
+			err = r.exchange(b, fd, kid)
+		}
 	}
-	var err error = unix.EINVAL
-	if kid.now == nil {
-		err = unix.Renameat2(from, kid.made, fd, kid.name, unix.RENAME_NOREPLACE)
+	if err != nil || !isDir(kid.then) || kid.alone {
+		return err
 	}
-	switch err {
-	case unix.EEXIST:
-		return errEdited
-	case unix.EINVAL: // something is to be replaced, or the flag is not known here
-		err = unix.Renameat(from, kid.made, fd, kid.name)
-	}
-	if err == nil && kid.then.Link != 0 {
-		// Two names of one file are not renamed onto each other.
-		err = gone(unix.Unlinkat(from, kid.made, 0))
-	}
-	return err
+	return r.below(fd, kid, func(sub int) error { return r.settle(sub, kid, true) })
 }
 
-// settle gives a directory its metadata: that of the snapshot if it differed,
-// else what it had before names in it came and went.
+// settle gives a directory its metadata: that of the snapshot if it differed and
+// nobody changed it meanwhile, else what it had before names in it came and went.
 func (r *replacer) settle(fd int, it *item, touched bool) error {
 	switch {
-	case it.listed && it.then != nil:
+	case it.listed && it.then != nil && !it.ownMeta:
 		r.changed = true
 		return r.settleAs(fd, it)
 	case touched:

@@ -72,9 +72,11 @@ func (r *replacer) write(ctx context.Context, fd int, it *item) error {
 		switch {
 		case kid.alone:
 		case kid.stays():
-			err = r.at(fd, kid, func(sub int) error { return r.write(ctx, sub, kid) })
+			err = r.below(fd, kid, func(sub int) error { return r.write(ctx, sub, kid) })
 		case kid.then != nil:
 			err = r.writeNew(ctx, fd, it, kid)
+		case !r.useStage(it):
+			err = r.makePrivate(fd, it) // for what is moved aside
 		}
 		if err != nil {
 			return err
@@ -85,16 +87,29 @@ func (r *replacer) write(ctx context.Context, fd int, it *item) error {
 
 // writeNew makes kid in a private directory.
 func (r *replacer) writeNew(ctx context.Context, fd int, it, kid *item) error {
-	if r.stage >= 0 && it.was.Dev == r.stageDev {
+	if r.useStage(it) {
 		kid.inStage = true
 		return r.make(ctx, place{r.stage, r.stage, "."}, kid)
 	}
 	return r.writeBeside(ctx, fd, it, kid)
 }
 
+// useStage says whether what is in the directory it can be renamed to and from
+// the stage.
+func (r *replacer) useStage(it *item) bool { return r.stage >= 0 && it.was.Dev == r.stageDev }
+
+// makePrivate makes sure that there is a private directory in the directory it.
+func (r *replacer) makePrivate(fd int, it *item) error {
+	private, err := r.private(fd, it)
+	if err != nil {
+		return &os.PathError{Op: "write in", Path: it.path, Err: err}
+	}
+	return unix.Close(private)
+}
+
 func (r *replacer) writeBeside(ctx context.Context, fd int, it, kid *item) error {
 	kid.inStage = false
-	private, err := r.private(ctx, fd, it)
+	private, err := r.private(fd, it)
 	if err != nil {
 		return &os.PathError{Op: "write in", Path: it.path, Err: err}
 	}
@@ -104,11 +119,11 @@ func (r *replacer) writeBeside(ctx context.Context, fd int, it, kid *item) error
 
 // private opens the private directory in the directory it, and makes it if it
 // is not there.
-func (r *replacer) private(ctx context.Context, fd int, it *item) (int, error) {
+func (r *replacer) private(fd int, it *item) (int, error) {
 	if it.private {
 		return r.access.OpenDir(fd, r.left)
 	}
-	if err := fsat.RemoveAll(ctx, fd, r.left); err != nil { // of one that was cut short
+	if err := fsat.RemoveAll(context.Background(), fd, r.left); err != nil { // of one that was cut short
 		return -1, err
 	}
 	if err := unix.Mkdirat(fd, r.left, 0o700); err != nil {

@@ -20,6 +20,9 @@ import (
 // checkoutPlain makes a plain tree equal to snapshot id.
 func (d *driver) checkoutPlain(ctx context.Context, key forks.Key, id forks.ID) error {
 	f, err := d.scan(ctx, key, false)
+	if errors.Is(err, forks.ErrDamaged) {
+		f, err = d.scanAnew(ctx, key, id)
+	}
 	if err != nil {
 		return err
 	}

@@ -29,6 +29,8 @@
 //   - An upper becomes a layer by rename only when nobody has it mounted.
 //   - A layer that a fork is built upon is never removed: the store's lock on
 //     its layers is held from the look at them until the fork can be seen.
-//   - Where the tree is not mounted, its path is absent or, as root, a bare
-//     directory that refuses writes.
+//   - Where the work tree is not mounted, what stands at its path refuses
+//     writes. Somebody else's files there are named and never removed.
+//   - A tree below which something is mounted is not taken away.
+//   - Checkout needs nothing of what the fork was built upon.
 package driver

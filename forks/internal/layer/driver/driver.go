@@ -103,7 +103,14 @@ func (d *driver) canStack(ctx context.Context) bool {
 		if _, err := os.Lstat(d.store.Dir); err != nil {
 			return false // there may be no directory yet
 		}
-		ok := d.try(ctx, func(dir string) error { return Try(ctx, dir) }) == nil
+		rights := rights()
+		ok := d.tried(rights)
+		if !ok {
+			ok = d.try(ctx, func(dir string) error { return Try(ctx, dir) }) == nil
+			if ok && len(rights) > 0 {
+				d.keepTried(rights)
+			}
+		}
 		d.stacks = &ok
 	}
 	return *d.stacks
@@ -125,15 +132,28 @@ func (d *driver) Use(ctx context.Context, key forks.Key) (file *os.File, release
 	if err != nil || !idle {
 		return file, release, err
 	}
-	st, err := d.stack(key)
-	if err == nil && st != nil && !d.mounted(key) {
-		err = d.store.Ready(ctx, key)
-	}
-	if err != nil {
+	if err := d.ready(ctx, key); err != nil {
 		release()
 		return nil, nil, err
 	}
 	return file, release, nil
+}
+
+// ready brings a fork into a state in which it can be mounted, if it has to be.
+func (d *driver) ready(ctx context.Context, key forks.Key) error {
+	st, err := d.stack(key)
+	if err != nil || st == nil || d.mounted(key) {
+		return err
+	}
+	if _, err := st.Mount(); err != nil {
+		return err
+	}
+	if key == forks.Work && d.Mounted {
+		if err := d.guard(); err != nil {
+			return err
+		}
+	}
+	return d.store.Ready(ctx, key)
 }
 
 // stack returns the fork's stack; nil if it is a plain tree, or none.
@@ -276,14 +296,20 @@ func (d *driver) Checkout(ctx context.Context, key forks.Key, id forks.ID) (err 
 	if err := d.store.Exists(id); err != nil {
 		return err
 	}
+	if err := d.store.Whole(id); err != nil {
+		return err
+	}
+	// What the fork is built upon may be damaged: this is the way out of it.
 	st, err := d.stack(key)
-	if err != nil {
+	if err != nil && !errors.Is(err, forks.ErrDamaged) {
 		return err
 	}
+	known := err == nil
 	was, err := d.built(key, st)
-	if err != nil {
+	if err != nil && !errors.Is(err, forks.ErrDamaged) {
 		return err
 	}
+	known = known && err == nil
 	if st == nil {
 		err = d.checkoutPlain(ctx, key, id)
 	} else {
@@ -291,6 +317,15 @@ func (d *driver) Checkout(ctx context.Context, key forks.Key, id forks.ID) (err 
 	}
 	if err != nil {
 		return err
+	}
+	return d.collectFrom(ctx, was, known)
+}
+
+// collectFrom frees what a fork let go of, which was built upon the snapshots
+// was, if that is known.
+func (d *driver) collectFrom(ctx context.Context, was []forks.ID, known bool) error {
+	if !known {
+		return d.store.Collect(ctx)
 	}
 	return d.store.CollectFrom(ctx, was...)
 }
@@ -310,8 +345,13 @@ func (d *driver) RemoveFork(ctx context.Context, key forks.Key) (err error) {
 		return forks.ErrInUse
 	}
 	defer d.holds.Drop(key)
-	if err := d.unmount(key); err != nil {
+	if _, err := d.unmount(key); err != nil {
 		return err
+	}
+	if key == forks.Work && d.Mounted {
+		if err := vacant(d.place(key)); err != nil {
+			return err
+		}
 	}
 	was, whole := d.fork(key)
 	st, err := d.store.NewStage()
@@ -326,10 +366,7 @@ func (d *driver) RemoveFork(ctx context.Context, key forks.Key) (err error) {
 	if err != nil {
 		return err
 	}
-	if !whole {
-		return d.store.Collect(ctx)
-	}
-	return d.store.CollectFrom(ctx, was...)
+	return d.collectFrom(ctx, was, whole)
 }
 
 // fork returns the snapshots that a fork is built upon, and false where that

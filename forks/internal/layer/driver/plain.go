@@ -94,16 +94,35 @@ func (d *driver) scan(ctx context.Context, key forks.Key, xattrs bool) (f *plain
 	if f.index, f.trust, err = d.store.ForkState(key, f.base, f.settled); err != nil {
 		return nil, err
 	}
+	if err := d.compare(ctx, f, xattrs); err != nil {
+		return nil, err
+	}
+	if !f.settled {
+		f.scan.Warnings.Add("a checkout of this tree was cut short: it is neither %s nor what was to be checked out", f.base)
+	}
+	return f, nil
+}
+
+// scanAnew is scan where nothing is known of the fork, as its base is damaged:
+// all that it holds counts as new. It is to become snapshot next.
+func (d *driver) scanAnew(ctx context.Context, key forks.Key, next forks.ID) (*plain, error) {
+	f := &plain{base: next, index: layer.EmptyState()}
+	f.dir, f.name = d.store.ForkDir(key)
+	return f, d.compare(ctx, f, true)
+}
+
+// compare compares the tree with the index of f.
+func (d *driver) compare(ctx context.Context, f *plain, xattrs bool) error {
 	path := filepath.Join(f.dir, f.name)
 	parent, err := unix.Open(f.dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: f.dir, Err: err}
+		return &os.PathError{Op: "open", Path: f.dir, Err: err}
 	}
 	defer unix.Close(parent)
 	access := layer.Access
 	access.CrossMounts = true // the tree itself may be a mount point
 	if f.root, err = access.OpenDir(parent, f.name); err != nil {
-		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+		return &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	f.scan, err = layer.ScanTree(ctx, f.root, layer.ScanOptions{
 		Base: f.index, Trust: f.trust, Ours: true, Access: layer.Access,
@@ -111,12 +130,8 @@ func (d *driver) scan(ctx context.Context, key forks.Key, xattrs bool) (f *plain
 	})
 	if err != nil {
 		f.close()
-		return nil, err
 	}
-	if !f.settled {
-		f.scan.Warnings.Add("a checkout of this tree was cut short: it is neither %s nor what was to be checked out", f.base)
-	}
-	return f, nil
+	return err
 }
 
 // plain is a plain fork that was compared with its base.

@@ -21,8 +21,9 @@ import (
 const lingerWarning = "processes still stand in the tree as it was before the checkout and do not see the new one: they must `cd` to it again"
 
 func (d *driver) stackTree(key forks.Key, st *layer.Stack) (forks.Tree, error) {
+	// With a damaged base the fork is there still, to be checked out or removed.
 	mount, err := st.Mount()
-	if err != nil {
+	if err != nil && !errors.Is(err, forks.ErrDamaged) {
 		return forks.Tree{}, err
 	}
 	if d.mounted(key) {
@@ -38,7 +39,14 @@ func (d *driver) stackTree(key forks.Key, st *layer.Stack) (forks.Tree, error) {
 }
 
 func (d *driver) forkStack(ctx context.Context, key forks.Key, base forks.ID) (forks.Tree, error) {
-	st, err := d.store.MakeStack(ctx, key, base, func(dir *os.File) error { return d.holds.Made(key, dir) })
+	st, err := d.store.MakeStack(ctx, key, base, func(dir *os.File) error {
+		if key == forks.Work {
+			if err := placeGuard(int(dir.Fd()), string(key)); err != nil {
+				return err
+			}
+		}
+		return d.holds.Made(key, dir)
+	})
 	if err != nil {
 		d.holds.Drop(key)
 		return forks.Tree{}, err
@@ -84,7 +92,19 @@ func (d *driver) upperChanges(ctx context.Context, key forks.Key) (forks.Changes
 		return forks.Changes{}, err
 	}
 	defer u.Close()
+	if err := d.leftOut(key, u); err != nil {
+		return forks.Changes{}, err
+	}
 	return u.Changes()
+}
+
+// leftOut names what is mounted below the tree.
+func (d *driver) leftOut(key forks.Key, u *layer.Upper) error {
+	mounts, err := d.mountsBelow(key)
+	for _, m := range mounts {
+		u.LeftOut(m)
+	}
+	return err
 }
 
 func (d *driver) commitStack(ctx context.Context, st *layer.Stack, key forks.Key, id forks.ID, intent func() error) (forks.Changes, error) {
@@ -93,6 +113,9 @@ func (d *driver) commitStack(ctx context.Context, st *layer.Stack, key forks.Key
 		return forks.Changes{}, err
 	}
 	defer u.Close()
+	if err := d.leftOut(key, u); err != nil {
+		return forks.Changes{}, err
+	}
 	return d.store.CommitUpper(ctx, u, id, d.live(key), intent)
 }
 
@@ -102,11 +125,12 @@ func (d *driver) checkoutStack(ctx context.Context, key forks.Key, id forks.ID) 
 	// Root is told by the kernel; others by the lock alone.
 	used := os.Geteuid() != 0 && (d.holds.InUse(key) || d.holds.Try(key, dir) != nil)
 	attached := d.mounted(key)
-	if err := d.detach(key); err != nil {
+	stood, err := d.detach(key)
+	if err != nil {
 		return err
 	}
 	step.At("stack.checkout.detached")
-	busy, err := d.store.CheckoutStack(ctx, key, id, used)
+	busy, err := d.store.CheckoutStack(ctx, key, id, used || stood)
 	if err != nil {
 		return err
 	}
@@ -203,7 +227,7 @@ func (d *driver) attach(ctx context.Context, key forks.Key) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := bare(mount.Dir); err != nil {
+	if err := makeBare(mount.Dir); err != nil {
 		return err
 	}
 	step.At("stack.attach.directory")
@@ -214,66 +238,77 @@ func (d *driver) attach(ctx context.Context, key forks.Key) error {
 	return nil
 }
 
-// bare makes the directory that the tree is mounted on. After a reboot it is
-// there without the tree; then it is to refuse writes, also root's.
-func bare(path string) error {
-	if err := os.Mkdir(path, 0o555); err != nil && !errors.Is(err, os.ErrExist) {
-		return err
-	}
-	dir, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &os.PathError{Op: "open", Path: path, Err: err}
-	}
-	defer unix.Close(dir)
-	fsat.Lock(dir)
-	return nil
-}
-
 func (d *driver) Detach(_ context.Context, key forks.Key) (err error) {
 	defer wrap(d, "detach", key, &err)
 	if key.Check() != nil {
 		return nil
 	}
-	return d.detach(key)
+	_, err = d.detach(key)
+	return err
 }
 
-// detach takes the tree away from its path.
-func (d *driver) detach(key forks.Key) error {
-	if err := d.unmount(key); err != nil {
-		return err
-	}
+// detach takes the tree away from its path. It returns true if processes stood
+// in it.
+func (d *driver) detach(key forks.Key) (stood bool, err error) {
 	if d.plain(key) {
-		return nil // it stays
+		return false, nil // it stays
 	}
-	return noDir(d.place(key))
+	if stood, err = d.unmount(key); err != nil || key != forks.Work || !d.Mounted {
+		return stood, err
+	}
+	return stood, d.guard()
 }
 
-// unmount undoes the mount of attach. Processes that stand in the tree keep it.
-func (d *driver) unmount(key forks.Key) error {
+// unmount undoes the mount of attach. It returns true if processes stand in the
+// tree, which keep it.
+func (d *driver) unmount(key forks.Key) (stood bool, err error) {
 	path := d.place(key)
+	if err := d.uncovered(key); err != nil {
+		return false, err
+	}
 	for d.mounted(key) {
 		err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
 		if err == unix.EBUSY {
+			if err := d.uncovered(key); err != nil {
+				return false, err // mounted meanwhile
+			}
+			stood = true
 			err = unix.Unmount(path, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
 		}
 		if err != nil {
-			return &os.PathError{Op: "unmount", Path: path, Err: err}
+			return stood, &os.PathError{Op: "unmount", Path: path, Err: err}
 		}
 		step.At("stack.detach.unmounted")
 	}
-	return nil
+	return stood, nil
 }
 
-// noDir removes the bare directory: a write to the path is to fail.
-func noDir(path string) error {
-	dir, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
+// mountsBelow lists what others mounted upon the fork's tree and below it,
+// relative to it.
+func (d *driver) mountsBelow(key forks.Key) ([]string, error) {
+	plain := d.plain(key)
+	if !plain && key != forks.Work {
+		return nil, nil // it stands nowhere
 	}
-	if err != nil {
-		return &os.PathError{Op: "open", Path: path, Err: err}
+	mounts, err := fsat.Mounts(d.place(key))
+	ours := !plain
+	var found []string
+	for _, m := range mounts {
+		if ours && m.Path == "." && m.Type == "overlay" {
+			ours = false // the first is what attach mounted
+			continue
+		}
+		found = append(found, m.Path)
 	}
-	_ = fsat.Unlock(dir) // it may have no such flag
-	unix.Close(dir)
-	return os.Remove(path)
+	return found, err
+}
+
+// uncovered refuses a tree in which somebody mounted something: with the tree,
+// that would go.
+func (d *driver) uncovered(key forks.Key) error {
+	mounts, err := d.mountsBelow(key)
+	if err == nil && len(mounts) > 0 {
+		err = fmt.Errorf("%s is mounted below the work tree: unmount it first", filepath.Join(d.place(key), mounts[0]))
+	}
+	return err
 }
