@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -120,6 +121,8 @@ type Result struct {
 	// not execute Args[0], not of the command; Reason is the cause.
 	NotStarted bool
 	Reason     string
+	// NoDir says that NotStarted is because Command.Dir is not there.
+	NoDir bool
 	// Started is when the command was executed, Duration how long it ran.
 	Started  time.Time
 	Duration time.Duration
@@ -132,7 +135,8 @@ type Executor interface {
 	Start(ctx context.Context, c Command) (Process, error)
 }
 
-// ErrSandbox is what every [*Error] is, for errors.Is.
+// ErrSandbox is what every [*Error] is, for errors.Is, except where
+// [Error.OfFileSystem] is true.
 var ErrSandbox = errors.New("the sandbox could not be made")
 
 // Error says which part of a sandbox could not be made, why, and the command
@@ -141,8 +145,23 @@ type Error struct {
 	// What is the part: "user namespace", "home overlay", …
 	What string
 	Err  error
-	// Fix is what the user can do; empty if nothing is known.
+	// Fix is what the user can do; empty if nothing is known, and where the
+	// file system is at fault: who knows which one can say more.
 	Fix string
+}
+
+// namespaceParts are the parts of a sandbox whose making takes no space on a
+// file system: ENOSPC is there a limit of namespaces.
+var namespaceParts = []string{"namespaces", "user namespace", "mount namespace", "process", "pipes"}
+
+// OfFileSystem says whether the file system of the scratch directory, or of the
+// tree, is at fault: it is full or read-only, or a quota is used up.
+func (e *Error) OfFileSystem() bool {
+	return isOfFileSystem(e.Err) && !slices.Contains(namespaceParts, e.What)
+}
+
+func isOfFileSystem(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS)
 }
 
 func (e *Error) Error() string {
@@ -155,5 +174,5 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is makes every Error an [ErrSandbox].
-func (e *Error) Is(target error) bool { return target == ErrSandbox }
+// Is makes an Error an [ErrSandbox], unless it is the file system's fault.
+func (e *Error) Is(target error) bool { return target == ErrSandbox && !e.OfFileSystem() }

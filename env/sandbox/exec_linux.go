@@ -26,7 +26,8 @@ const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 // error that is a *notExecuted is the command's fault, every other ours.
 func execute(s *spec, attr *syscall.SysProcAttr) (int, error) {
 	if f, err := s.open(s.Dir, unix.O_PATH|unix.O_DIRECTORY); err != nil {
-		return 0, &notExecuted{codeNotExecutable, fmt.Sprintf("working directory %s: %v", s.Dir, err)}
+		gone := errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR)
+		return 0, &notExecuted{Code: codeNotExecutable, Reason: fmt.Sprintf("working directory %s: %v", s.Dir, err), NoDir: gone}
 	} else {
 		f.Close()
 	}
@@ -42,11 +43,11 @@ func execute(s *spec, attr *syscall.SysProcAttr) (int, error) {
 	case refusedNamespace(err), err == syscall.EAGAIN, err == syscall.ENOMEM:
 		return 0, &Error{What: "process", Err: os.NewSyscallError("clone", err)}
 	case err == syscall.ENOENT:
-		return 0, &notExecuted{codeNotFound, file + ": " + missingPart(s, file)}
+		return 0, &notExecuted{Code: codeNotFound, Reason: file + ": " + missingPart(s, file)}
 	case err == syscall.E2BIG:
-		return 0, &notExecuted{codeNotExecutable, file + ": arguments and environment are too long (one string may have 128 KiB)"}
+		return 0, &notExecuted{Code: codeNotExecutable, Reason: file + ": arguments and environment are too long (one string may have 128 KiB)"}
 	}
-	return 0, &notExecuted{codeNotExecutable, fmt.Sprintf("%s: %v", file, err)}
+	return 0, &notExecuted{Code: codeNotExecutable, Reason: fmt.Sprintf("%s: %v", file, err)}
 }
 
 // busyTries and busyPause bound the wait for a program that some other
@@ -105,7 +106,7 @@ func lookUp(s *spec) (string, error) {
 	if found != nil {
 		return "", found
 	}
-	return "", &notExecuted{codeNotFound, name + ": command not found"}
+	return "", &notExecuted{Code: codeNotFound, Reason: name + ": command not found"}
 }
 
 // usable says why file cannot be executed, nil if it seems that it can.
@@ -113,19 +114,19 @@ func usable(s *spec, file string) error {
 	f, err := s.open(file, unix.O_PATH)
 	switch {
 	case err == syscall.ENOENT, err == syscall.ENOTDIR:
-		return &notExecuted{codeNotFound, file + ": no such file"}
+		return &notExecuted{Code: codeNotFound, Reason: file + ": no such file"}
 	case err != nil:
-		return &notExecuted{codeNotExecutable, fmt.Sprintf("%s: %v", file, err)}
+		return &notExecuted{Code: codeNotExecutable, Reason: fmt.Sprintf("%s: %v", file, err)}
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	switch {
 	case err != nil:
-		return &notExecuted{codeNotExecutable, fmt.Sprintf("%s: %v", file, err)}
+		return &notExecuted{Code: codeNotExecutable, Reason: fmt.Sprintf("%s: %v", file, err)}
 	case info.IsDir():
-		return &notExecuted{codeNotExecutable, file + ": is a directory"}
+		return &notExecuted{Code: codeNotExecutable, Reason: file + ": is a directory"}
 	case info.Mode()&0o111 == 0:
-		return &notExecuted{codeNotExecutable, file + ": not executable"}
+		return &notExecuted{Code: codeNotExecutable, Reason: file + ": not executable"}
 	}
 	return nil
 }

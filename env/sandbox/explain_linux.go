@@ -13,13 +13,22 @@ import (
 // looking at what usually is the cause.
 func explain(what string, err error) *Error {
 	var e *Error
-	if errors.As(err, &e) {
-		if e.Fix == "" {
-			e.Fix = fixFor(e.Err)
-		}
-		return e
+	if !errors.As(err, &e) {
+		return newError(what, err)
 	}
-	return &Error{What: what, Err: err, Fix: fixFor(err)}
+	if e.Fix == "" && !e.OfFileSystem() {
+		e.Fix = fixFor(e.Err)
+	}
+	return e
+}
+
+// newError makes an [Error] with what mends it.
+func newError(what string, err error) *Error {
+	e := &Error{What: what, Err: err}
+	if !e.OfFileSystem() {
+		e.Fix = fixFor(err)
+	}
+	return e
 }
 
 // knob is a kernel setting that forbids sandboxes when it has a certain value.
@@ -60,7 +69,7 @@ func fixFor(err error) string {
 		if k := badKnob(); k != "" {
 			return k
 		}
-		return "the disk is full, or too many namespaces are in use (see sysctl user)"
+		return "too many namespaces are in use; raise the limits (see sysctl user)"
 	case refusedNamespace(err), errors.Is(err, unix.EACCES):
 		return fixForRefusal()
 	}
@@ -71,6 +80,8 @@ func fixFor(err error) string {
 // mounted, though the environment was made where it could.
 func fixForOverlay(err error) string {
 	switch {
+	case isOfFileSystem(err):
+		return ""
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESTALE):
 		return "a layer of the store is gone: whatever was moved or removed below the root has to come back"
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENODEV), errors.Is(err, unix.EACCES):

@@ -146,9 +146,14 @@ func (w *world) overlayHome() error {
 	return fixHome(w.skeleton(src, top))
 }
 
+// fixHome says what to do where the kernel refused an overlay of the home. Of
+// what has nothing to do with the home the usual is said.
 func fixHome(err error) error {
-	if err == nil {
+	switch {
+	case err == nil:
 		return nil
+	case isOfFileSystem(err), errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
+		return newError("home overlay", err)
 	}
 	return &Error{What: "home overlay", Err: err,
 		Fix: "use --home private, or a root on a file system that can be an overlay's upper (ext4, XFS, btrfs, tmpfs)"}

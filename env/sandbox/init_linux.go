@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/signal"
 	"slices"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -78,7 +77,7 @@ func (h *helper) live(s *spec) {
 	var refused *notExecuted
 	switch {
 	case errors.As(err, &refused):
-		h.quit(message{sayRefused, strconv.Itoa(refused.Code), refused.Reason})
+		h.quit(refused.message())
 	case err != nil:
 		h.quit(failed(err))
 	}

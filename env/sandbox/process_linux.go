@@ -75,6 +75,7 @@ func (p *process) follow() {
 			first(nil)
 		case sayRefused:
 			p.result = Result{ExitCode: int(m.nextInt()), NotStarted: true, Reason: m.next(), Started: began}
+			p.result.NoDir = m.next() == "dir"
 			first(nil)
 		case sayExit:
 			exit = parseExited(m)

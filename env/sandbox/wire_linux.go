@@ -174,7 +174,7 @@ const (
 	sayNotice  = "notice"  // a line for the user
 	sayFailed  = "failed"  // what, text, fix, errno: the sandbox could not be made
 	sayStarted = "started" // the command runs
-	sayRefused = "refused" // code, reason: the command's program could not be executed
+	sayRefused = "refused" // code, reason, "dir" or "": the command's program could not be executed
 	sayExit    = "exit"    // wait status, nanoseconds: the command ended
 )
 
@@ -182,9 +182,18 @@ const (
 type notExecuted struct {
 	Code   int
 	Reason string
+	NoDir  bool
 }
 
 func (n *notExecuted) Error() string { return n.Reason }
+
+func (n *notExecuted) message() message {
+	what := ""
+	if n.NoDir {
+		what = "dir"
+	}
+	return message{sayRefused, strconv.Itoa(n.Code), n.Reason, what}
+}
 
 // failed tells an [Error].
 func failed(err error) message {
