@@ -2,6 +2,7 @@ package env
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,8 +21,17 @@ type ApplyOptions struct {
 	Git bool
 }
 
+// applied says what was last applied to a directory, completely.
+type applied struct {
+	ID ID `json:"id"`
+	// Git: also of its .git.
+	Git bool `json:"git,omitempty"`
+}
+
 // Apply brings what ref changed since it was captured into the directory that
-// it was captured from. With a conflict nothing is written.
+// it was captured from. With a conflict nothing is written. What an earlier
+// Apply brought there is no conflict: on the same line of history only what
+// changed since then is brought.
 func (e *Env) Apply(ctx context.Context, ref string, opts ApplyOptions) (forks.ApplyResult, error) {
 	n, err := e.meta.resolve(ref)
 	if err != nil {
@@ -44,7 +54,69 @@ func (e *Env) Apply(ctx context.Context, ref string, opts ApplyOptions) (forks.A
 	if to, err = realDir(to); err != nil {
 		return forks.ApplyResult{}, err
 	}
-	return e.driver.Apply(ctx, base.store(), n.store(), to, forks.ApplyOptions{Check: opts.Check, Skip: skipGit(opts.Git)})
+	o := forks.ApplyOptions{Check: opts.Check, Skip: skipGit(opts.Git)}
+	var res forks.ApplyResult
+	from := base
+	if last := e.lastApplied(base, n, opts); last != nil {
+		from = last
+	}
+	res, err = e.driver.Apply(ctx, from.store(), n.store(), to, o)
+	if from != base && (err == nil && len(res.Conflicts) > 0 || isDamaged(err)) {
+		// What was applied may have been taken back there.
+		if again, aerr := e.driver.Apply(ctx, base.store(), n.store(), to, o); aerr == nil && (err != nil || len(again.Conflicts) == 0) {
+			res, err = again, nil
+		}
+	}
+	if err == nil && len(res.Conflicts) == 0 && opts.To == "" && !opts.Check {
+		e.noteApplied(ctx, base.Source, applied{n.ID, opts.Git})
+	}
+	return res, err
+}
+
+// lastApplied returns what was last applied to the directory that base was
+// captured from, if n can be applied after it; otherwise nil.
+func (e *Env) lastApplied(base, n *node, opts ApplyOptions) *node {
+	was, ok := e.meta.Applied[base.Source]
+	last := e.meta.find(was.ID)
+	if !ok || last == nil || last == n || opts.To != "" || opts.Git && !was.Git {
+		return nil
+	}
+	if e.meta.takenFrom(last.ID) != base || !e.meta.buildsUpon(n, last) && !e.meta.buildsUpon(last, n) {
+		return nil
+	}
+	return last
+}
+
+// noteApplied remembers what was applied to dir. What was written there stands
+// whether it can be remembered or not.
+func (e *Env) noteApplied(ctx context.Context, dir string, a applied) {
+	if e.meta.Applied[dir] == a {
+		return
+	}
+	err := e.underLock(ctx, "apply", func(l *Env) error {
+		m := l.meta.clone()
+		if m.Applied == nil {
+			m.Applied = map[string]applied{}
+		}
+		m.Applied[dir] = a
+		return l.save(m)
+	})
+	if err != nil {
+		e.opts.notify("what was applied could not be noted, so that the next apply may find conflicts with it: %v", err)
+	}
+}
+
+// underLock calls fn with the environment open for changing: e itself, if it
+// is.
+func (e *Env) underLock(ctx context.Context, op string, fn func(l *Env) error) error {
+	if e.lock != nil {
+		return fn(e)
+	}
+	l, err := Lock(ctx, e.root, op, e.opts)
+	if err != nil {
+		return err
+	}
+	return errors.Join(fn(l), l.Close())
 }
 
 // CheckApply says whether what builds upon the snapshot id can be applied to

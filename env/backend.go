@@ -118,6 +118,9 @@ func noBackend(root string, probes []forks.Probe) error {
 			err.Hint = p.Fix
 		}
 	}
+	if err.Hint == "" {
+		err.Hint = "choose another root with --root, or another --backend"
+	}
 	return err
 }
 
@@ -143,9 +146,16 @@ func (e *Env) explainTree(ctx context.Context, err error) error {
 	return explainBackend(ctx, e.opts.Backends, e.meta.Backend, e.root, err)
 }
 
+// saysItAll says whether err is one that any backend would have had: the file
+// system is full or read-only, or no more files can be opened.
+func saysItAll(err error) bool {
+	return slices.ContainsFunc([]error{unix.ENOSPC, unix.EDQUOT, unix.EROFS, unix.EMFILE, unix.ENFILE},
+		func(errno error) bool { return errors.Is(err, errno) })
+}
+
 func explainBackend(ctx context.Context, backends []forks.Backend, name, root string, err error) error {
 	i := slices.IndexFunc(backends, func(b forks.Backend) bool { return b.Name == name })
-	if i < 0 || ctx.Err() != nil {
+	if i < 0 || ctx.Err() != nil || saysItAll(err) {
 		return err
 	}
 	p := probe(ctx, root, backends[i])

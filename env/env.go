@@ -104,8 +104,13 @@ func Lock(ctx context.Context, root, op string, opts Options) (*Env, error) {
 	}
 	e := &Env{root: root, opts: opts, lock: lock}
 	if err := e.load(ctx); err != nil {
-		return nil, errors.Join(err, e.Close())
+		err = errors.Join(err, e.Close())
+		if isNoRoom(err) && slices.Contains(roomOps, op) && giveUpReserve(root) {
+			return Lock(ctx, root, op, opts)
+		}
+		return nil, err
 	}
+	makeReserve(root)
 	return e, nil
 }
 
@@ -134,8 +139,8 @@ func (e *Env) load(ctx context.Context) (err error) {
 // agentenv was killed, what ran in it is killed too, but a moment later.
 func (e *Env) holdWork(ctx context.Context) error {
 	_, release, err := e.driver.Use(ctx, forks.Work)
-	if isNotFound(err) {
-		return nil
+	if isDamaged(err) || errors.Is(err, forks.ErrReplaced) {
+		return nil // nobody can be; who needs the tree is told
 	}
 	if errors.Is(err, forks.ErrInUse) {
 		return &Error{Kind: ErrBusy, Msg: "the work tree of " + e.root + " is in use, though the agentenv that ran a command in it has ended", Hint: "wait until that command has ended, or end it"}

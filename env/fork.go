@@ -3,6 +3,7 @@ package env
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -127,49 +128,42 @@ func (f Frozen) node(message string) node {
 	return n
 }
 
-// Promote lists a frozen tree and makes it HEAD, in one step, and then makes
-// the work tree equal to it. Work that no snapshot holds is saved first and
-// returned.
+// Promote lists a frozen tree, makes the work tree equal to it and then makes it
+// HEAD. Work that no snapshot holds is saved first and returned. If the work
+// tree cannot be changed, HEAD stays where it was, and the frozen tree stays
+// listed.
 func (e *Env) Promote(ctx context.Context, f Frozen, message string) (Snapshot, *Snapshot, error) {
 	saved, err := e.SaveWork(ctx, "before promotion: "+message)
 	if err != nil {
 		return Snapshot{}, nil, err
 	}
-	if e.meta.InPlace {
-		head, err := e.promoteInPlace(ctx, f, message)
-		return head, saved, err
-	}
-	n := f.node(message)
-	seq, err := e.journal.begin(intent{Op: "tournament", From: e.meta.Head, To: n.ID})
-	if err != nil {
-		return Snapshot{}, saved, err
-	}
-	if err := e.list(n, true); err != nil {
-		return Snapshot{}, saved, err
-	}
-	head := e.Head()
-	if err := e.followHead(ctx); err != nil {
-		return head, saved, err
-	}
-	return head, saved, e.journal.end(seq)
+	head, err := e.promote(ctx, f, message)
+	return head, saved, err
 }
 
-// followHead makes an existing work tree equal to HEAD. If that fails, HEAD
-// stands and the next command makes it so.
-func (e *Env) followHead(ctx context.Context) error {
-	tree, err := e.workTree()
-	if isNotFound(err) {
-		return nil
+func (e *Env) promote(ctx context.Context, f Frozen, message string) (Snapshot, error) {
+	if _, err := e.workTree(); isNotFound(err) && !e.meta.InPlace {
+		if err := e.list(f.node(message), true); err != nil {
+			return Snapshot{}, err
+		}
+		return e.Head(), nil
 	}
+	s, err := e.Keep(f, message)
 	if err != nil {
-		return err
+		return s, err
 	}
-	ctx = context.WithoutCancel(ctx)
-	if err := e.driver.Checkout(ctx, forks.Work, e.meta.store(e.meta.Head)); err != nil || tree.Mount.Overlay != nil {
-		return err
+	if e.meta.InPlace {
+		if err := e.checkSteering(ctx, s.ID); err != nil {
+			return s, err
+		}
 	}
-	_, err = e.attachWork(ctx, tree)
-	return err
+	if err := e.moveTree(context.WithoutCancel(ctx), "tournament", s.ID); err != nil {
+		if e.meta.Head == s.ID { // all is done, but may not be durable
+			return s, err
+		}
+		return s, fmt.Errorf("HEAD stays %s, and the winner is kept as %s, which `agentenv checkout %s` makes HEAD: %w", e.meta.Head, s.ID, s.ID, err)
+	}
+	return e.Head(), nil
 }
 
 // Run is a command to run in a tree, and what it sees of the host.
@@ -200,6 +194,9 @@ func (f *Fork) Start(ctx context.Context, r Run) (sandbox.Process, error) {
 // scratch directory goes with it.
 func (e *Env) start(ctx context.Context, tree forks.Tree, r Run) (sandbox.Process, error) {
 	hold, release, err := e.driver.Use(ctx, tree.Key)
+	if errors.Is(err, forks.ErrReplaced) && tree.Key == forks.Work {
+		err = e.replacedError()
+	}
 	if err != nil {
 		return nil, err
 	}

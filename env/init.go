@@ -45,7 +45,7 @@ type InitOptions struct {
 // nothing is left.
 func Init(ctx context.Context, root string, in InitOptions, opts Options) (_ *Env, err error) {
 	if Exists(root) {
-		return nil, &Error{Kind: ErrExists, Msg: "there is an environment at " + root + " already", Hint: "use another --root, or remove it"}
+		return nil, &Error{Kind: ErrExists, Msg: "there is an environment at " + root + " already", Hint: "use another --root, or remove it with `agentenv --root " + root + " delete --all`"}
 	}
 	switch {
 	case in.InPlace:
@@ -123,8 +123,12 @@ func (e *Env) fill(ctx context.Context, in InitOptions) error {
 		}
 	}
 	e.meta.Nodes = []node{n}
-	if err := e.save(e.meta); err != nil || in.NoWorkTree {
+	if err := e.save(e.meta); err != nil {
 		return err
+	}
+	makeReserve(e.root)
+	if in.NoWorkTree {
+		return nil
 	}
 	if _, err := e.standWork(ctx); err != nil {
 		// All is made; what cannot be mounted now the next command mounts.

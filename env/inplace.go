@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/renameio/v2"
+	"golang.org/x/sys/unix"
 
 	"github.com/agentenv/agentenv/forks"
 )
@@ -33,21 +34,32 @@ type inPlace struct {
 	forks.Driver
 	source forks.Source
 	// dir is the directory below the root.
-	dir  string
-	warn func(lines []string)
+	dir string
+	// held is the snapshot that the directory was just seen to be equal to, or
+	// "": Checkout leaves alone what is not in it.
+	held ID
+	opts Options
 }
 
 // newInPlace wraps the driver of the environment at root.
 func newInPlace(d forks.Driver, root string, m *meta, opts Options) *inPlace {
 	dir := filepath.Join(root, inPlaceName)
-	p := &inPlace{Driver: d, dir: dir}
+	p := &inPlace{Driver: d, dir: dir, opts: opts}
 	p.source = forks.Source{Dir: m.Source, Exclude: m.Exclude, Skip: []string{root}, Index: filepath.Join(dir, "index")}
-	p.warn = func(lines []string) {
-		for _, l := range lines {
-			opts.notify("%s", l)
+	return p
+}
+
+// Divert sends what the user should know to fn, until back is called.
+func (e *Env) Divert(fn func(line string)) (back func()) {
+	set := func(fn func(string)) {
+		e.opts.Notify = fn
+		if p, ok := e.driver.(*inPlace); ok {
+			p.opts.Notify = fn
 		}
 	}
-	return p
+	was := e.opts.Notify
+	set(fn)
+	return func() { set(was) }
 }
 
 // placeState is what the state file says of the directory.
@@ -55,6 +67,10 @@ type placeState struct {
 	Base ID `json:"base"`
 	// Unsettled: a Checkout was begun and not completed.
 	Unsettled bool `json:"unsettled,omitempty"`
+	// Inode and Born tell the directory from one that takes its place. The
+	// device would not: some have another number after each start.
+	Inode uint64 `json:"inode,omitempty"`
+	Born  int64  `json:"born,omitempty"` // in ns since 1970
 }
 
 func (p *inPlace) statePath() string { return filepath.Join(p.dir, "state.json") }
@@ -71,6 +87,13 @@ func (p *inPlace) state() (placeState, error) {
 }
 
 func (p *inPlace) setState(s placeState) error {
+	inode, born, err := identify(p.source.Dir)
+	switch {
+	case err == nil:
+		s.Inode, s.Born = inode, born
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("note the state of %s: %w", p.source.Dir, err)
+	}
 	data, err := json.Marshal(s)
 	if err != nil {
 		return err
@@ -91,19 +114,46 @@ func (p *inPlace) Features() forks.Features {
 	return f
 }
 
-// missing says whether the directory is not there.
-func (p *inPlace) missing() bool {
-	_, err := os.Lstat(p.source.Dir)
-	return errors.Is(err, fs.ErrNotExist)
+// identify returns what tells a directory from any other that was or will be at
+// its path: the inode and, where the file system knows it, when it was made.
+func identify(dir string) (inode uint64, born int64, err error) {
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_INO|unix.STATX_BTIME, &st); err != nil {
+		return 0, 0, &os.PathError{Op: "stat", Path: dir, Err: err}
+	}
+	if st.Mask&unix.STATX_BTIME != 0 {
+		born = time.Unix(st.Btime.Sec, int64(st.Btime.Nsec)).UnixNano()
+	}
+	return st.Ino, born, nil
 }
 
-// Tree returns the directory as the fork [forks.Work].
+// check refuses a directory that is not there.
+func (p *inPlace) check() error {
+	st, err := os.Lstat(p.source.Dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return &Error{Kind: ErrUsage, Msg: p.source.Dir + ", whose environment this is, is not there", Hint: "move it back, or run `agentenv init --adopt " + filepath.Dir(p.dir) + "` where it is now"}
+	case err != nil:
+		return err
+	case !st.IsDir():
+		return &Error{Kind: ErrUsage, Msg: p.source.Dir + ", whose environment this is, is not a directory any more", Hint: "put it back, or run `agentenv init --adopt " + filepath.Dir(p.dir) + "` where it is now"}
+	}
+	return nil
+}
+
+// Tree returns the directory as the fork [forks.Work]. One that was put in the
+// place of the one that is known is not that fork: what was begun with the other
+// is not to be finished with it.
 func (p *inPlace) Tree(key forks.Key) (forks.Tree, error) {
 	if key != forks.Work {
 		return p.Driver.Tree(key)
 	}
 	s, err := p.state()
-	if err == nil && p.missing() {
+	if err != nil {
+		return forks.Tree{}, err
+	}
+	inode, born, err := identify(p.source.Dir)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && s.Inode != 0 && (inode != s.Inode || born != s.Born) {
 		err = &forks.Error{Op: "open", ID: p.source.Dir, Driver: p.Name(), Err: forks.ErrNotFound}
 	}
 	if err != nil {
@@ -121,8 +171,8 @@ func (p *inPlace) Fork(ctx context.Context, key forks.Key, base forks.ID, o fork
 	if key != forks.Work {
 		return p.Driver.Fork(ctx, key, base, o)
 	}
-	if p.missing() {
-		return forks.Tree{}, &Error{Kind: ErrUsage, Msg: p.source.Dir + ", whose environment this is, is not there", Hint: "move it back, or make an environment where it is now with `agentenv init --in-place`"}
+	if err := p.check(); err != nil {
+		return forks.Tree{}, err
 	}
 	s := placeState{Base: base}
 	return p.tree(s), p.setState(s)
@@ -199,13 +249,18 @@ func (p *inPlace) Commit(ctx context.Context, key forks.Key, id forks.ID, intent
 	if key != forks.Work {
 		return p.Driver.Commit(ctx, key, id, intent)
 	}
+	p.held = ""
 	s, err := p.state()
 	if err != nil {
 		return forks.Changes{}, err
 	}
 	c, err := p.Compare(ctx, s.Base, p.source)
-	if err != nil || len(c.List) == 0 {
-		return forks.Changes{}, err // what is left out was named when it was first
+	if err != nil {
+		return forks.Changes{}, err
+	}
+	if len(c.List) == 0 {
+		p.held = s.Base
+		return forks.Changes{}, nil // what is left out was named when it was first
 	}
 	c, err = p.Capture(ctx, id, s.Base, p.source)
 	if err != nil {
@@ -221,15 +276,22 @@ func (p *inPlace) Commit(ctx context.Context, key forks.Key, id forks.ID, intent
 		}
 	}
 	step("inplace.commit.intended")
+	p.held = id
 	err = p.setState(placeState{Base: id, Unsettled: s.Unsettled})
 	step("inplace.commit.settled")
 	return c, err
 }
 
-// Checkout makes the directory equal to snapshot id.
+// Checkout makes the directory equal to snapshot id. What is in no snapshot is
+// lost only if no Commit came just before.
 func (p *inPlace) Checkout(ctx context.Context, key forks.Key, id forks.ID) error {
 	if key != forks.Work {
 		return p.Driver.Checkout(ctx, key, id)
+	}
+	source := p.source
+	source.Held, p.held = p.held, ""
+	if err := p.check(); err != nil {
+		return errors.Join(err, forks.ErrUntouched)
 	}
 	was, err := p.state()
 	if err != nil {
@@ -239,8 +301,10 @@ func (p *inPlace) Checkout(ctx context.Context, key forks.Key, id forks.ID) erro
 		return err
 	}
 	step("inplace.checkout.unsettled")
-	c, err := p.Replace(ctx, id, p.source)
-	p.warn(c.Warnings)
+	c, err := p.Replace(ctx, id, source)
+	for _, l := range c.Warnings {
+		p.opts.notify("%s", l)
+	}
 	if errors.Is(err, forks.ErrUntouched) {
 		return errors.Join(err, p.setState(was))
 	}
@@ -331,28 +395,21 @@ func steersGit(c forks.Change) bool {
 	return false
 }
 
-// promoteInPlace lists the winner, makes the directory equal to it, and then
-// moves HEAD: a crash before that is undone by going back to HEAD. The winner
-// stays in the history whatever comes.
-func (e *Env) promoteInPlace(ctx context.Context, f Frozen, message string) (Snapshot, error) {
-	s, err := e.Keep(f, message)
+// checkSteering refuses to promote a winner in place that could make git run
+// commands, unless that was asked for.
+func (e *Env) checkSteering(ctx context.Context, winner ID) error {
+	if e.opts.Git {
+		return nil
+	}
+	c, err := e.Diff(ctx, e.meta.Head, winner)
 	if err != nil {
-		return s, err
+		return err
 	}
-	if !e.opts.Git {
-		c, err := e.Diff(ctx, e.meta.Head, s.ID)
-		if err != nil {
-			return s, err
-		}
-		if i := slices.IndexFunc(c.List, steersGit); i >= 0 {
-			return s, &Error{
-				Kind: ErrConflict, Msg: fmt.Sprintf("the winner, %s, changed %s, which can make git run commands: nothing was promoted", s.ID, c.List[i].Path),
-				Hint: fmt.Sprintf("look at it with `agentenv show %s`; `agentenv checkout %s` makes it HEAD now, and --git does so at once", s.ID, s.ID),
-			}
+	if i := slices.IndexFunc(c.List, steersGit); i >= 0 {
+		return &Error{
+			Kind: ErrConflict, Msg: fmt.Sprintf("the winner, %s, changed %s, which can make git run commands: nothing was promoted", winner, c.List[i].Path),
+			Hint: fmt.Sprintf("look at it with `agentenv show %s`; `agentenv checkout %s` makes it HEAD now, and --git does so at once", winner, winner),
 		}
 	}
-	if err := e.moveTree(context.WithoutCancel(ctx), "tournament", s.ID); err != nil {
-		return s, err
-	}
-	return e.Head(), nil
+	return nil
 }

@@ -388,6 +388,139 @@ func TestInPlaceDirectoryIsGone(t *testing.T) {
 	p.clean()
 }
 
+// The directory is gone: nothing is begun that the next command would undo in
+// one that was made in its place (work that is in no snapshot).
+func TestInPlaceDirectoryIsMadeAnew(t *testing.T) {
+	p := newPlace(t, t.TempDir(), optionsFor("copy"))
+	first := p.read()
+	var zero env.ID
+	p.with(func(e *env.Env) { zero = e.Head().ID })
+	p.edit("one")
+	p.commit("one")
+	p.with(func(e *env.Env) {
+		f := frozenBy(t, e, editScript("won"))
+		assert.NilError(t, os.Rename(p.dir, p.dir+"-moved"))
+		_, err := e.SaveWork(t.Context(), "before a tournament")
+		assert.ErrorIs(t, err, env.ErrUsage)
+		assert.ErrorContains(t, err, "is not there")
+		_, _, err = e.Promote(t.Context(), f, "it won")
+		assert.ErrorContains(t, err, "is not there")
+	})
+	forkstest.Write(t, p.dir, map[string]string{"mine": "precious"})
+	for range 2 {
+		r, err := env.Open(t.Context(), p.root, p.opts)
+		assert.NilError(t, err)
+		s, err := r.Status(t.Context())
+		assert.NilError(t, err)
+		assert.Assert(t, s.Dirty && s.Interrupted == "", "%+v", s)
+		assert.NilError(t, r.Close())
+		p.with(func(*env.Env) {})
+		assert.Equal(t, contentOf(t, p.dir+"/mine"), "precious")
+	}
+	p.with(func(e *env.Env) {
+		res, err := e.Checkout(t.Context(), string(zero), false)
+		assert.NilError(t, err)
+		v, err := e.View(t.Context(), *res.Saved)
+		assert.NilError(t, err)
+		_, err = v.Lookup("mine")
+		assert.NilError(t, err)
+		assert.NilError(t, v.Close())
+	})
+	forkstest.Equal(t, p.read(), first)
+	p.clean()
+}
+
+// A checkout that was cut short is not finished in another directory.
+func TestInPlaceInterruptedElsewhere(t *testing.T) {
+	p := newPlace(t, forkstest.Volume(t, "ext4"), optionsFor("copy"))
+	var zero env.ID
+	p.with(func(e *env.Env) { zero = e.Head().ID })
+	p.edit("one")
+	p.commit("one")
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestInPlaceChild$")
+	cmd.Env = append(os.Environ(), placeJob+"="+strings.Join([]string{"checkout", p.root, "copy", string(zero), "8"}, " "))
+	assert.ErrorContains(t, cmd.Run(), "killed")
+	assert.NilError(t, os.Rename(p.dir, p.dir+"-moved"))
+	forkstest.Write(t, p.dir, map[string]string{"mine": "precious"})
+	p.with(func(*env.Env) {})
+	assert.Equal(t, contentOf(t, p.dir+"/mine"), "precious")
+	assert.Equal(t, p.commit("anew"), func() (id env.ID) { p.with(func(e *env.Env) { id = e.Head().ID }); return }())
+	assert.Equal(t, contentOf(t, p.dir+"/mine"), "precious")
+}
+
+// Whoever writes while a checkout or a promotion changes the directory loses
+// nothing: it is in the directory, or in a snapshot.
+func TestInPlaceWhileOthersWrite(t *testing.T) {
+	onBackends(t, func(t *testing.T, top string, o env.Options) {
+		p := newPlace(t, top, o)
+		fill := func(text string) {
+			for i := range 400 {
+				forkstest.Write(t, p.dir, map[string]string{fmt.Sprintf("w%d/f%d", i%20, i): text})
+			}
+		}
+		fill("a")
+		a := p.commit("a")
+		fill("bb")
+		b := p.commit("b")
+		stop, done := make(chan struct{}), make(chan int)
+		go func() {
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					done <- n
+					return
+				case <-time.After(500 * time.Microsecond):
+				}
+				text := fmt.Sprintf("NEW%d.", n)
+				_ = os.MkdirAll(p.dir+"/w0", 0o755)
+				_ = os.WriteFile(fmt.Sprintf("%s/w0/new-%d", p.dir, n), []byte(text), 0o644)
+				saved := fmt.Sprintf("%s/w%d/f%d", p.dir, n%20, n%20)
+				_ = os.WriteFile(p.dir+"/.save", []byte(text+"save"), 0o644)
+				_ = os.Rename(p.dir+"/.save", saved)
+			}
+		}()
+		for i := range 4 {
+			p.with(func(e *env.Env) {
+				_, err := e.Checkout(t.Context(), string([]env.ID{a, b}[i%2]), false)
+				assert.NilError(t, err)
+				assert.Equal(t, e.Head().ID, []env.ID{a, b}[i%2])
+			})
+		}
+		close(stop)
+		n := <-done
+		assert.Assert(t, n > 50, n)
+		p.commit("what came meanwhile")
+		out, err := exec.Command("grep", "-rhoaE", "--include=new-*", "NEW[0-9]+[.]", p.dir, p.root).Output()
+		assert.NilError(t, err)
+		found := make(map[string]bool)
+		for l := range strings.Lines(string(out)) {
+			found[strings.TrimSpace(l)] = true
+		}
+		for i := range n {
+			assert.Assert(t, found[fmt.Sprintf("NEW%d.", i)], "NEW%d is lost", i)
+		}
+	})
+}
+
+// What the winner wrote where the directory is excluded is not brought, and
+// named.
+func TestInPlacePromotionNamesExcluded(t *testing.T) {
+	top := t.TempDir()
+	p := &place{T: t, root: filepath.Join(top, "root"), dir: filepath.Join(top, "dir"), opts: optionsFor("copy")}
+	writeSource(t, p.dir)
+	e, err := env.Init(t.Context(), p.root, env.InitOptions{From: p.dir, InPlace: true, Exclude: []string{"deps"}}, p.opts)
+	assert.NilError(t, err)
+	f := frozenBy(t, e, "mkdir -p d1/deps; echo x >d1/deps/lib; echo y >brought")
+	var said []string
+	back := e.Divert(func(l string) { said = append(said, l) })
+	_, _, err = e.Promote(t.Context(), f, "it won")
+	back()
+	assert.NilError(t, err)
+	assert.Equal(t, contentOf(t, p.dir+"/brought"), "y\n")
+	assert.DeepEqual(t, said, []string{"d1/deps: is excluded here, so what the snapshot has of it stays in the snapshot alone"})
+	assert.NilError(t, e.Close())
+}
+
 // An older agentenv must not take the environment for one with a fork.
 func TestInPlaceFormat(t *testing.T) {
 	top := t.TempDir()

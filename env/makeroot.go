@@ -17,7 +17,7 @@ import (
 
 // ownNames are all that agentenv ever puts into a root. A directory with
 // anything else in it is not taken for one.
-var ownNames = []string{metaName, lockName, journalName, runsName, scratchName, "nodes", "work", "forks", "tmp", inPlaceName}
+var ownNames = []string{metaName, lockName, reserveName, journalName, runsName, scratchName, "nodes", "work", "forks", "tmp", inPlaceName, socketName}
 
 // isOwn says whether a name in a root is agentenv's.
 func isOwn(name string) bool {
@@ -79,8 +79,12 @@ func (e *Env) unmake(made string) error {
 // root. The lock is held.
 func (e *Env) clearLeftovers(ctx context.Context) error {
 	for _, b := range e.opts.Backends {
-		if exists(filepath.Join(e.root, "nodes")) {
-			emptyStore(ctx, b, e.root)
+		if !exists(filepath.Join(e.root, "nodes")) {
+			break
+		}
+		if d, err := b.Open(ctx, e.root); err == nil {
+			emptyStore(ctx, d)
+			_ = d.Close() // all that it held is gone
 		}
 	}
 	for _, name := range ownNames {
@@ -98,12 +102,7 @@ func (e *Env) clearLeftovers(ctx context.Context) error {
 // emptyStore lets a driver remove what only it can, such as subvolumes, if the
 // store is its own: nothing says which one was at work. What it leaves, and why,
 // shows when the rest is removed.
-func emptyStore(ctx context.Context, b forks.Backend, root string) {
-	d, err := b.Open(ctx, root)
-	if err != nil {
-		return
-	}
-	defer d.Close()
+func emptyStore(ctx context.Context, d forks.Driver) {
 	keys, _ := d.Forks(ctx)
 	for _, k := range keys {
 		_ = d.RemoveFork(ctx, k)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -29,6 +30,7 @@ const (
 	journalName = "journal"
 	runsName    = "runs"
 	scratchName = "scratch"
+	socketName  = "agentenv.sock"
 )
 
 // metaTemp begins the name of a history that is being written.
@@ -51,6 +53,11 @@ type meta struct {
 	// Nodes is in order of creation.
 	Nodes []node        `json:"snapshots"`
 	Tags  map[string]ID `json:"tags"`
+	// Removed has the bytes of the driver's snapshots that were removed and
+	// may have to stay, since others build upon them.
+	Removed map[ID]int64 `json:"removed,omitempty"`
+	// Applied says what was last applied to a directory.
+	Applied map[string]applied `json:"applied,omitempty"`
 
 	// file is the meta.json that this was read from; nil if it was not.
 	file fs.FileInfo
@@ -262,6 +269,16 @@ func (m *meta) takenFrom(id ID) *node {
 	return nil
 }
 
+// buildsUpon says whether base is n or an ancestor of it.
+func (m *meta) buildsUpon(n, base *node) bool {
+	for ; n != nil; n = m.find(n.Parent) {
+		if n == base {
+			return true
+		}
+	}
+	return false
+}
+
 // first returns the oldest ancestor of id.
 func (m *meta) first(id ID) *node {
 	n := m.find(id)
@@ -279,20 +296,30 @@ func (m *meta) clone() *meta {
 	for k, v := range m.Tags {
 		c.Tags[k] = v
 	}
+	c.Removed, c.Applied = maps.Clone(m.Removed), maps.Clone(m.Applied)
 	return &c
 }
 
-// remove takes the node id out and hands its children to its parent.
+// remove takes the node id out and hands its children to its parent. Its
+// storage, if no other node has it, counts as removed.
 func (m *meta) remove(id ID) {
 	n := m.find(id)
 	if n == nil {
 		return
 	}
-	parent := n.Parent
+	parent, store, bytes := n.Parent, n.store(), n.Bytes
 	m.Nodes = slices.DeleteFunc(m.Nodes, func(n node) bool { return n.ID == id })
 	for i := range m.Nodes {
 		if m.Nodes[i].Parent == id {
 			m.Nodes[i].Parent = parent
 		}
 	}
+	if other := m.withStore(store); other != nil {
+		other.Bytes += bytes // it holds the tree now
+		return
+	}
+	if m.Removed == nil {
+		m.Removed = map[ID]int64{}
+	}
+	m.Removed[store] = bytes
 }

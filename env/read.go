@@ -2,6 +2,7 @@ package env
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"time"
@@ -44,7 +45,7 @@ func (e *Env) reload(ctx context.Context) error {
 func (e *Env) steady(ctx context.Context, look func() (forks.Changes, error)) (forks.Changes, error) {
 	for end := time.Now().Add(readerWait); ; {
 		c, err := look()
-		if e.lock != nil || e.interrupted != nil || e.atRest() {
+		if e.lock != nil || e.interrupted != nil || errors.Is(err, ErrDamaged) || e.atRest() {
 			return c, err
 		}
 		if time.Now().After(end) {

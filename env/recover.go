@@ -3,6 +3,7 @@ package env
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -93,8 +94,11 @@ func (e *Env) realign(ctx context.Context, tree forks.Tree, pending *intent) err
 			e.opts.notify("what the work tree held was saved as %s (%s)", saved.ID, message)
 		}
 	}
-	e.opts.notify("`agentenv %s` was interrupted: the work tree is put back to HEAD, %s", op, e.meta.Head)
-	return e.driver.Checkout(ctx, forks.Work, e.meta.store(e.meta.Head))
+	if err := e.driver.Checkout(ctx, forks.Work, e.meta.store(e.meta.Head)); err != nil {
+		return fmt.Errorf("`agentenv %s` was interrupted, and the work tree cannot be put back to HEAD, %s: %w", op, e.meta.Head, err)
+	}
+	e.opts.notify("`agentenv %s` was interrupted: the work tree was put back to HEAD, %s", op, e.meta.Head)
+	return nil
 }
 
 // listedBase returns the node that a work tree builds upon. One that no history

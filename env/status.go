@@ -17,6 +17,8 @@ type Status struct {
 	Head      ID     `json:"head"`
 	Dirty     bool   `json:"dirty"`
 	Changes   int    `json:"changes"`
+	// Changed are those changes.
+	Changed []forks.Change `json:"-"`
 	// Supervised is always nil so far: nothing supervises yet.
 	Supervised *struct{} `json:"supervised"`
 	Snapshots  int       `json:"snapshots"`
@@ -36,15 +38,19 @@ type Status struct {
 	// Interrupted names the operation that a crash cut short; the next command
 	// that writes puts it right.
 	Interrupted string `json:"interrupted,omitempty"`
+	// Damaged says which snapshot is damaged, so that the work tree cannot be
+	// compared with HEAD. Dirty is true then: nobody knows.
+	Damaged string `json:"damaged,omitempty"`
 }
 
 // SeenInside says that the work tree is mounted only where commands run.
-const SeenInside = "inside exec, shell and supervise"
+const SeenInside = "inside exec"
 
 // Disk is the space an environment takes.
 type Disk struct {
-	// Bytes is what storing the snapshots took when they were made. The work
-	// tree is not counted, nor is what the file system shares.
+	// Bytes is what storing the snapshots took when they were made, also of
+	// those that were deleted and that others build upon. The work tree is not
+	// counted, nor is what the file system shares.
 	Bytes int64 `json:"bytes"`
 }
 
@@ -59,10 +65,18 @@ func (e *Env) Status(ctx context.Context) (Status, error) {
 	for _, n := range e.meta.Nodes {
 		s.Disk.Bytes += n.Bytes
 	}
+	for id, bytes := range e.meta.Removed {
+		if exists(e.nodePath(id)) {
+			s.Disk.Bytes += bytes
+		}
+	}
 	if e.interrupted != nil {
 		s.Interrupted = e.interrupted.Op
 	}
-	s.Changes, s.Dirty = len(c.List), len(c.List) > 0
+	s.Changed, s.Changes, s.Dirty = c.List, len(c.List), len(c.List) > 0
+	if isDamaged(err) {
+		s.Damaged, s.Dirty, err = err.Error(), true, nil
+	}
 	tree, treeErr := e.workTree()
 	s.WorkTreeMade = treeErr == nil
 	switch {
@@ -86,6 +100,10 @@ func (e *Env) workChanges(ctx context.Context) (forks.Changes, error) {
 		return forks.Changes{}, nil
 	}
 	if _, err := e.workTree(); isNotFound(err) {
+		if p, ok := e.driver.(*inPlace); ok && p.check() == nil { // another directory at its place
+			c, err := p.Compare(ctx, e.meta.store(e.meta.Head), p.source)
+			return shown(c), err
+		}
 		return forks.Changes{}, nil
 	} else if err != nil {
 		return forks.Changes{}, err

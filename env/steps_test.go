@@ -104,6 +104,10 @@ var operations = map[string]func(ctx context.Context, j job, o env.Options) erro
 		_, err := e.Delete(ctx, string(j.Ref))
 		return err
 	}),
+	"delete --all": func(ctx context.Context, j job, o env.Options) error {
+		_, err := env.DeleteAll(ctx, j.Root, o)
+		return err
+	},
 }
 
 func closing(e *env.Env, err error) error {

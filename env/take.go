@@ -36,15 +36,21 @@ func (e *Env) TakeDir(ctx context.Context, dir string) (Snapshot, error) {
 	if err != nil {
 		return Snapshot{}, err
 	}
-	if !changed && last != nil {
-		return e.meta.snapshot(last), e.driver.RemoveSnapshot(ctx, n.ID)
+	m := e.meta.clone()
+	delete(m.Applied, dir) // what builds upon the snapshot changes what is there now
+	if changed || last == nil {
+		m.Nodes = append(m.Nodes, n)
+		return e.meta.snapshot(&n), e.save(m)
 	}
-	return e.listTaken(n)
+	if err := e.driver.RemoveSnapshot(ctx, n.ID); err != nil || len(m.Applied) == len(e.meta.Applied) {
+		return e.meta.snapshot(last), err
+	}
+	return e.meta.snapshot(last), e.save(m)
 }
 
 // SourceChanged says whether the directory that a workspace was taken from is
-// neither what was last captured of it nor what HEAD is, as it is after an
-// apply. One that is gone has not changed.
+// neither what was last captured of it nor what HEAD or the last snapshot
+// applied to it is. One that is gone has not changed.
 func (e *Env) SourceChanged(ctx context.Context) (bool, error) {
 	last := e.meta.lastFrom(e.meta.Source)
 	if e.meta.InPlace || e.meta.Source == "" || last == nil || e.meta.Kind != Workspace {
@@ -54,7 +60,11 @@ func (e *Env) SourceChanged(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	src := forks.Source{Dir: e.meta.Source, Exclude: e.meta.Exclude, Skip: []string{e.root}}
-	for _, id := range []ID{last.store(), e.meta.store(e.meta.Head)} {
+	known := []ID{last.store(), e.meta.store(e.meta.Head)}
+	if n := e.meta.find(e.meta.Applied[e.meta.Source].ID); n != nil {
+		known = append(known, n.store())
+	}
+	for _, id := range known {
 		c, err := e.driver.Compare(ctx, id, src)
 		if err != nil {
 			return false, err

@@ -15,6 +15,18 @@ import (
 // as not there; what somebody put in its place is not ours to remove. Where the
 // tree is not mounted now, nothing of it is in that directory.
 func (e *Env) workTree() (forks.Tree, error) {
+	tree, err := e.standing()
+	if errors.Is(err, forks.ErrReplaced) {
+		tree, err = e.standing() // another process may just have let go of it
+	}
+	if errors.Is(err, forks.ErrReplaced) {
+		err = e.replacedError()
+	}
+	return tree, err
+}
+
+// standing is the work tree, whose directory, if it stands on the host, is one.
+func (e *Env) standing() (forks.Tree, error) {
 	tree, err := e.driver.Tree(forks.Work)
 	if err != nil || tree.Mount.Overlay != nil {
 		return tree, err
@@ -22,13 +34,18 @@ func (e *Env) workTree() (forks.Tree, error) {
 	st, err := os.Lstat(tree.Mount.Dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return tree, &forks.Error{Op: "open", ID: tree.Mount.Dir, Driver: e.driver.Name(), Err: forks.ErrNotFound}
-	case err != nil:
-		return tree, err
-	case !st.IsDir():
-		return tree, &Error{Kind: ErrDamaged, Msg: "the work tree " + tree.Mount.Dir + " is not a directory any more", Hint: "move away what is there, and the next command makes the work tree again"}
+		err = forks.ErrNotFound
+	case err == nil && !st.IsDir():
+		err = forks.ErrReplaced
 	}
-	return tree, nil
+	if err != nil {
+		err = &forks.Error{Op: "open", ID: tree.Mount.Dir, Driver: e.driver.Name(), Err: err}
+	}
+	return tree, err
+}
+
+func (e *Env) replacedError() error {
+	return &Error{Kind: ErrDamaged, Msg: e.WorkTree() + " is not the work tree any more", Hint: "move it away, and the next command makes it again from HEAD"}
 }
 
 // ensureWork makes the work tree if it is not there: an environment that only
@@ -64,6 +81,9 @@ func (e *Env) attachWork(ctx context.Context, tree forks.Tree) (forks.Tree, erro
 	if errors.Is(err, forks.ErrUnsupported) {
 		return tree, nil
 	}
+	if errors.Is(err, forks.ErrReplaced) {
+		return tree, e.replacedError()
+	}
 	if err != nil {
 		return tree, e.explainTree(ctx, err)
 	}
@@ -91,12 +111,17 @@ func (e *Env) warn(lines []string) {
 // With nothing changed it makes none, unless empty is true, and returns HEAD
 // and false.
 func (e *Env) Commit(ctx context.Context, message string, empty bool) (Snapshot, bool, error) {
-	if _, err := e.ensureWork(ctx); err != nil {
+	tree, err := e.ensureWork(ctx)
+	if err != nil {
 		return Snapshot{}, false, err
 	}
 	s, err := e.commitHead(ctx, message, KindCommit)
 	if err != nil {
 		return Snapshot{}, false, err
+	}
+	// After the commit: a tree that is mounted nowhere is kept without a copy.
+	if _, err := e.attachWork(ctx, tree); err != nil {
+		e.opts.notify("the work tree is not mounted: %v", err)
 	}
 	if s == nil && empty {
 		n := node{ID: newID(), Store: e.meta.store(e.meta.Head), Parent: e.meta.Head, Message: message, Created: time.Now(), Kind: KindCommit}
@@ -114,9 +139,14 @@ func (e *Env) Commit(ctx context.Context, message string, empty bool) (Snapshot,
 // SaveWork saves what the work tree holds and no snapshot does; it returns nil
 // if there is nothing.
 func (e *Env) SaveWork(ctx context.Context, message string) (*Snapshot, error) {
-	if _, err := e.workTree(); isNotFound(err) {
+	_, err := e.workTree()
+	if isNotFound(err) && !e.meta.InPlace {
 		return nil, nil
-	} else if err != nil {
+	}
+	if isNotFound(err) { // or refuse to go on without the directory
+		_, err = e.ensureWork(ctx)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return e.commitHead(ctx, message, KindSaved)
@@ -174,59 +204,95 @@ type CheckoutResult struct {
 }
 
 // Checkout makes the work tree equal to what ref names and moves HEAD there.
-// Work that no snapshot holds is saved first, unless discard is true.
+// Work that no snapshot holds is saved first, unless discard is true; that
+// needs no more room than there is in the reserve.
 func (e *Env) Checkout(ctx context.Context, ref string, discard bool) (CheckoutResult, error) {
 	target, err := e.meta.resolve(ref)
 	if err != nil {
 		return CheckoutResult{}, err
 	}
 	res := CheckoutResult{ID: target.ID}
-	if _, err := e.ensureWork(ctx); err != nil {
-		return res, err
+	if discard {
+		return res, e.makingRoom(func() error { return e.goTo(ctx, res.ID) })
 	}
-	if !discard {
-		saved, err := e.SaveWork(ctx, "before checkout of "+ref)
-		if err != nil {
-			return res, err
-		}
-		if saved != nil {
-			res.Saved = &saved.ID
+	saved, err := e.SaveWork(ctx, "before checkout of "+ref)
+	if isDamaged(err) {
+		return res, &Error{
+			Kind: ErrDamaged, Cause: err, Msg: "what the work tree holds cannot be compared with the snapshot below it",
+			Hint: fmt.Sprintf("`agentenv checkout %s --discard` gives up what no snapshot holds", ref),
 		}
 	}
-	if err := e.moveTree(ctx, "checkout", res.ID); err != nil {
+	if err != nil {
 		return res, err
 	}
-	_, err = e.standWork(ctx)
-	return res, err
+	if saved != nil {
+		res.Saved = &saved.ID
+	}
+	return res, e.goTo(ctx, res.ID)
 }
+
+// goTo makes the work tree, which may not be there yet, equal to id, moves HEAD
+// there and lets the tree stand on the host. It can be repeated.
+func (e *Env) goTo(ctx context.Context, id ID) error {
+	if _, err := e.ensureWork(ctx); err != nil {
+		return err
+	}
+	if err := e.moveTree(ctx, "checkout", id); err != nil {
+		return err
+	}
+	_, err := e.standWork(ctx)
+	return err
+}
+
+// isDamaged says whether an error is that a snapshot is not, or not wholly, in
+// the store that lists it.
+func isDamaged(err error) bool { return errors.Is(err, forks.ErrDamaged) || isNotFound(err) }
 
 // moveTree makes the work tree equal to id and then moves HEAD there: until
 // that last step, a crash is undone by going back to HEAD.
 func (e *Env) moveTree(ctx context.Context, op string, id ID) error {
+	was, err := e.workTree()
+	if err != nil {
+		return err
+	}
 	seq, err := e.journal.begin(intent{Op: op, From: e.meta.Head, To: id})
 	if err != nil {
 		return err
 	}
 	if err := e.driver.Checkout(ctx, forks.Work, e.meta.store(id)); err != nil {
-		return errors.Join(err, e.undoCheckout(ctx))
+		return errors.Join(err, e.undoCheckout(ctx, was))
 	}
 	m := e.meta.clone()
 	m.Head = id
 	if err := e.save(m); err != nil {
 		return err
 	}
-	return e.journal.end(seq)
+	if err := e.journal.end(seq); err != nil || was.Mount.Overlay != nil {
+		return err
+	}
+	_, err = e.attachWork(ctx, was) // it stood on the host
+	return err
 }
 
 // undoCheckout puts the work tree back to HEAD after a checkout that failed
-// half way. What cannot be put back now is put back by the next command.
-func (e *Env) undoCheckout(ctx context.Context) error {
+// half way; it stands on the host again if it did before. What cannot be put
+// back now is put back by the next command.
+func (e *Env) undoCheckout(ctx context.Context, was forks.Tree) error {
+	ctx = context.WithoutCancel(ctx)
 	tree, err := e.driver.Tree(forks.Work)
-	if err != nil || !tree.Interrupted {
+	if isNotFound(err) && e.meta.InPlace {
+		return nil // the directory is gone, and nothing of it was changed
+	}
+	if err != nil {
 		return err
 	}
-	if err := e.realign(context.WithoutCancel(ctx), tree, nil); err != nil {
-		return fmt.Errorf("put the work tree back: %w", err)
+	if tree.Interrupted {
+		if err := e.realign(ctx, tree, nil); err != nil {
+			return fmt.Errorf("put the work tree back: %w", err)
+		}
 	}
-	return nil
+	if was.Mount.Overlay == nil {
+		_, err = e.attachWork(ctx, tree)
+	}
+	return err
 }
