@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -39,8 +40,27 @@ type verdict struct {
 func newAttempt(t *tournament, c *specs.Candidate, n int) *attempt {
 	return &attempt{
 		t: t, candidate: c, index: len(t.attempts), of: max(c.Repeat, 1),
-		res: Attempt{Candidate: c.Name, Attempt: n, Tampered: []string{}},
+		res: Attempt{Candidate: c.Name, Command: commandLine(c), Attempt: n, Tampered: []string{}},
 	}
+}
+
+// commandMax is how many characters of a command tell it from others.
+const commandMax = 60
+
+// commandLine is a candidate's command in a line of bounded length.
+func commandLine(c *specs.Candidate) string {
+	line, more, _ := strings.Cut(strings.TrimSpace(c.Run), "\n")
+	if c.Script != "" {
+		line = c.Script
+	}
+	r := []rune(strings.ToValidUTF8(line, "?"))
+	if len(r) > commandMax {
+		return string(r[:commandMax]) + "…"
+	}
+	if more != "" {
+		return string(r) + " …"
+	}
+	return string(r)
 }
 
 // title names the attempt in one word or two.
@@ -144,6 +164,9 @@ func (a *attempt) try(ctx context.Context) (verdict, error) {
 	if err != nil && isGone(fork) {
 		return verdict{Failed, "it removed its own tree"}, nil
 	}
+	if errors.Is(err, forks.ErrUnkeepable) {
+		return verdict{Failed, err.Error()}, nil
+	}
 	if err != nil {
 		return a.failure(ctx, "freeze the tree", err)
 	}
@@ -170,7 +193,7 @@ func (a *attempt) failure(ctx context.Context, what string, err error) (verdict,
 	if cause := context.Cause(ctx); cause != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, cause)) {
 		return a.t.stopped(cause), nil
 	}
-	v := verdict{Error, fmt.Sprintf("cannot %s: %v", what, err)}
+	v := verdict{Error, fmt.Sprintf("cannot %s: %s", what, a.t.Explain(err))}
 	if fatal(err) {
 		return v, fmt.Errorf("%w: cannot %s: %w", errHarness, what, err)
 	}

@@ -203,3 +203,14 @@ func TestTimes(t *testing.T) {
 	assert.Assert(t, r.Duration <= whole && r.Duration >= b.Queued+b.Duration, "%v of %v", r.Duration, whole)
 	assert.Assert(t, !w.env.Head().Created.After(r.Started), "nothing was promoted")
 }
+
+// What the harness could not do is told in the caller's words.
+func TestExplained(t *testing.T) {
+	w, f := newFaulty(t)
+	f.set("fork", "", syscall.ENOSPC)
+	o := w.options(newPlan("true", "true"))
+	o.Explain = func(err error) string { return "make room, for: " + err.Error() }
+	r, err := Run(t.Context(), o)
+	assert.NilError(t, err)
+	assert.Assert(t, strings.HasPrefix(reason(r.Attempts[0]), "cannot fork the base: make room, for: "), reason(r.Attempts[0]))
+}

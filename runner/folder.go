@@ -115,9 +115,18 @@ func (f *folder) put(name string, data []byte, mode os.FileMode) (string, error)
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	if err := renameio.WriteFile(path, data, mode); err != nil {
-		return "", fmt.Errorf("write %s: %w", path, err)
+		return "", fmt.Errorf("write %s: %w", path, bare(err))
 	}
 	return path, nil
+}
+
+// bare is an error without the name of the temporary file that it befell, which
+// tells nobody anything.
+func bare(err error) error {
+	if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
+		return pe.Err
+	}
+	return err
 }
 
 // record keeps an event. Lines of output are in the logs already.
@@ -141,7 +150,7 @@ func (f *folder) write(r *Result) error {
 		err = renameio.WriteFile(f.path(resultName), append(data, '\n'), 0o600)
 	}
 	if err != nil {
-		return fmt.Errorf("write the result of %s: %w", f.run, err)
+		return fmt.Errorf("write the result of %s: %w", f.run, bare(err))
 	}
 	return nil
 }

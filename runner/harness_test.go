@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -194,12 +195,25 @@ func reason(a Attempt) string {
 	return *a.Reason
 }
 
-// work is the content of a file of the work tree.
+// work is the content of a file of the work tree, which must be equal to HEAD. It
+// is read from the snapshot: an ordinary user's work tree is mounted only where
+// commands run.
 func (w *world) work(name string) string {
-	data, err := os.ReadFile(filepath.Join(w.env.WorkTree(), name))
-	if errors.Is(err, os.ErrNotExist) {
+	w.t.Helper()
+	ctx := w.t.Context()
+	c, err := w.env.WorkChanges(ctx)
+	assert.NilError(w.t, err)
+	assert.Equal(w.t, len(c.List), 0, "the work tree is not HEAD: %v", c.List)
+	v, err := w.env.View(ctx, w.env.Head().ID)
+	assert.NilError(w.t, err)
+	defer v.Close()
+	r, err := v.Open(name)
+	if errors.Is(err, forks.ErrNotFound) {
 		return "absent"
 	}
+	assert.NilError(w.t, err)
+	defer r.Close()
+	data, err := io.ReadAll(r)
 	assert.NilError(w.t, err)
 	return string(data)
 }

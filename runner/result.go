@@ -84,6 +84,9 @@ type Winner struct {
 // Attempt is one run of a candidate.
 type Attempt struct {
 	Candidate string `json:"candidate"`
+	// Command is the first line of what the candidate runs, cut to
+	// [commandMax] characters; empty in results of before it was noted.
+	Command string `json:"command,omitempty"`
 	// Attempt counts from 1.
 	Attempt int    `json:"attempt"`
 	Status  Status `json:"status"`

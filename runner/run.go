@@ -35,6 +35,9 @@ type Options struct {
 	// Hurry, when closed, takes the grace away from what is being stopped. It
 	// may be nil.
 	Hurry <-chan struct{}
+	// Explain says in one line what an error of the harness is about and what
+	// mends it; nil leaves it at the error's own words.
+	Explain func(error) string
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 }
@@ -67,6 +70,9 @@ const tie = time.Millisecond
 func Run(ctx context.Context, o Options) (*Result, error) {
 	if o.Now == nil {
 		o.Now = time.Now
+	}
+	if o.Explain == nil {
+		o.Explain = error.Error
 	}
 	if err := check(o); err != nil {
 		return nil, err
@@ -231,7 +237,9 @@ func (t *tournament) crown(ctx context.Context, a *attempt) (err error) {
 	switch {
 	case t.Plan.Promote == specs.PromoteTrue:
 		var saved *env.Snapshot
+		back := t.Env.Divert(func(line string) { t.warn("%s", line) })
 		_, saved, err = t.Env.Promote(ctx, *a.frozen, message)
+		back()
 		if saved != nil {
 			t.res.Saved = &saved.ID
 			t.bus.send(Event{Type: EventSaved, Snapshot: &saved.ID})
@@ -270,11 +278,11 @@ func (t *tournament) finish(ctx context.Context, err error) (*Result, error) {
 	}
 	r.Leaks = leaks
 	if ferr := t.folder.failed.Load(); ferr != nil {
-		t.warn("%s is not complete: %v", t.folder.path(eventsName), *ferr)
+		t.warn("%s is not complete: %v", t.folder.path(eventsName), bare(*ferr))
 	}
 	r.Duration = t.since(r.Started)
 	r.Warnings = append(r.Warnings, t.warnings...)
-	r.sumUp(err)
+	r.sumUp(err, t.Explain)
 	if werr := t.folder.write(r); werr != nil {
 		err = errors.Join(err, werr)
 	}
@@ -284,8 +292,9 @@ func (t *tournament) finish(ctx context.Context, err error) (*Result, error) {
 	return r, errors.Join(err, t.folder.close())
 }
 
-// sumUp sets the status and the error of a run that ended with err.
-func (r *Result) sumUp(err error) {
+// sumUp sets the status and the error of a run that ended with err, in the words
+// of explain.
+func (r *Result) sumUp(err error, explain func(error) string) {
 	failed := r.Count(Error)
 	switch {
 	case errors.Is(err, ErrInterrupted):
@@ -305,7 +314,7 @@ func (r *Result) sumUp(err error) {
 		r.Status = RunNoWinner
 	}
 	if err != nil {
-		text := oneLine(err.Error())
+		text := oneLine(explain(err))
 		r.Error = &text
 	}
 }

@@ -308,9 +308,11 @@ func TestNotPromoted(t *testing.T) {
 	}
 }
 
-// Work that was done by hand during the run is saved, and named.
+// Work that was done by hand during the run is saved, and named. The backend is
+// one whose work tree everybody can reach from outside.
 func TestWorkDuringTheRunIsSaved(t *testing.T) {
-	w := newWorld(t, map[string]string{"f": "x"}, plainExecutor{})
+	plain := slices.DeleteFunc(slices.Clone(testBackends), func(b forks.Backend) bool { return b.Name != "copy" })
+	w := newWorld(t, map[string]string{"f": "x"}, plainExecutor{}, plain...)
 	mine := filepath.Join(w.env.WorkTree(), "mine")
 	r, err := w.run(t.Context(), newPlan("true", "echo y >f; echo precious >"+mine))
 	assert.NilError(t, err)

@@ -158,6 +158,11 @@ func reconstruct(dir string, alive bool) (*Result, error) {
 	var open []*Attempt
 	err := readEvents(filepath.Join(dir, eventsName), func(e Event) { open = r.replay(e, open, dir) })
 	for _, a := range open {
+		for i := range plan.Candidates {
+			if plan.Candidates[i].Name == a.Candidate {
+				a.Command = commandLine(&plan.Candidates[i])
+			}
+		}
 		if a.Status == "" && alive {
 			r.open = append(r.open, *a)
 			continue
@@ -230,10 +235,11 @@ func readEvents(path string, fn func(Event)) error {
 	}
 }
 
-// LogPath returns the path of the log of a candidate, or of its test. With
-// several attempts the candidate is written NAME.N; NAME alone is its first.
-// An empty candidate is the winner, or else the first that has such a log.
-func LogPath(r *Result, candidate string, test bool) (string, error) {
+// LogPath returns the path of the log of a candidate, or of its test, and the
+// candidate's name. With several attempts the candidate is written NAME.N; NAME
+// alone is its first. An empty candidate is the winner, or else the first that
+// has such a log.
+func LogPath(r *Result, candidate string, test bool) (path, name string, err error) {
 	if candidate == "" && r.Winner != nil {
 		candidate = r.Winner.Candidate + "." + strconv.Itoa(r.Winner.Attempt)
 	}
@@ -248,15 +254,15 @@ func LogPath(r *Result, candidate string, test bool) (string, error) {
 			p = a.TestLog
 		}
 		if p != nil {
-			return *p, nil
+			return *p, a.Candidate, nil
 		}
 	}
 	if !known && candidate != "" {
-		return "", &env.Error{Kind: env.ErrNotFound, Msg: fmt.Sprintf("no candidate %q in the run %s", candidate, r.Run), Hint: "see `agentenv runs show " + r.Run + "`"}
+		return "", "", &env.Error{Kind: env.ErrNotFound, Msg: fmt.Sprintf("no candidate %q in the run %s", candidate, r.Run), Hint: "see `agentenv runs show " + r.Run + "`"}
 	}
 	what := "command"
 	if test {
 		what = "test"
 	}
-	return "", &env.Error{Kind: env.ErrNotFound, Msg: fmt.Sprintf("there is no log: the %s did not run", what), Hint: "see `agentenv runs show " + r.Run + "`"}
+	return "", "", &env.Error{Kind: env.ErrNotFound, Msg: fmt.Sprintf("there is no log: the %s did not run", what), Hint: "see `agentenv runs show " + r.Run + "`"}
 }

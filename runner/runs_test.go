@@ -73,7 +73,7 @@ func TestListFindAndLogs(t *testing.T) {
 	}
 
 	log := func(candidate string, test bool) string {
-		path, err := LogPath(first, candidate, test)
+		path, _, err := LogPath(first, candidate, test)
 		assert.NilError(t, err)
 		assert.Equal(t, filepath.Dir(path), filepath.Join(w.env.RunsDir(), first.Run))
 		data, err := os.ReadFile(path)
@@ -84,9 +84,9 @@ func TestListFindAndLogs(t *testing.T) {
 	assert.Equal(t, log("c1.1", true), "1\n")
 	assert.Equal(t, log("", false), "one\n")
 	assert.Equal(t, log("../sly name", false), "")
-	_, err = LogPath(first, "../sly name", true)
+	_, _, err = LogPath(first, "../sly name", true)
 	assert.ErrorContains(t, err, "did not run")
-	_, err = LogPath(first, "nobody", false)
+	_, _, err = LogPath(first, "nobody", false)
 	assert.ErrorContains(t, err, "no candidate")
 }
 
@@ -99,8 +99,9 @@ func TestMovedRoot(t *testing.T) {
 	assert.NilError(t, os.Rename(w.env.RunsDir(), moved))
 	m, err := Load(moved, r.Run)
 	assert.NilError(t, err)
-	path, err := LogPath(m, "c1", false)
+	path, who, err := LogPath(m, "c1", false)
 	assert.NilError(t, err)
+	assert.Equal(t, who, "c1")
 	data, err := os.ReadFile(path)
 	assert.NilError(t, err)
 	assert.Equal(t, string(data), "hello\n")

@@ -168,7 +168,7 @@ func TestKilledHarness(t *testing.T) {
 		assert.NilError(t, err)
 		assert.Equal(t, alive.Status, Running)
 		assert.Equal(t, len(alive.Attempts), 0)
-		_, err = LogPath(alive, "c2", false)
+		_, _, err = LogPath(alive, "c2", false)
 		assert.NilError(t, err)
 		assert.NilError(t, cmd.Process.Signal(syscall.SIGKILL))
 		_ = cmd.Wait() // it was killed

@@ -20,7 +20,11 @@ func (t *tournament) slots() int {
 	}
 	fit := max((int(limit.Cur)-filesKept)/filesPerAttempt, 1)
 	if fit < min(n, len(t.attempts)) {
-		t.warn("%d attempts run at once, not %d: there may be %d open files; raise the limit with `ulimit -n`", fit, n, limit.Cur)
+		what := "attempts run"
+		if fit == 1 {
+			what = "attempt runs"
+		}
+		t.warn("%d %s at once, not %d: there may be %d open files; raise the limit with `ulimit -n`", fit, what, n, limit.Cur)
 		return fit
 	}
 	return n

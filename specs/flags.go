@@ -143,10 +143,10 @@ func (o *override) duration(d *Duration, value string) error {
 
 // supported refuses a value whose behaviour does not exist yet.
 func (o *override) supported(path, value string) error {
-	if !o.opts.allowUnsupported && !supported(path, value) {
-		return fmt.Errorf("not supported yet: %s", path)
+	if o.opts.allowUnsupported || supported(path, value) {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("%q is not supported yet, only %s so far", value, strings.Join(notYet[path], ", "))
 }
 
 // setChoice sets a key that has a few words.

@@ -83,11 +83,7 @@ func (a *App) fail(f failure) {
 		_ = a.printJSON(map[string]body{"error": {f.code, f.message, f.hint}})
 		return
 	}
-	line := f.message
-	if f.hint != "" {
-		line += ": " + f.hint
-	}
-	fmt.Fprintln(a.Stderr, "agentenv: "+line)
+	fmt.Fprintln(a.Stderr, "agentenv: "+f.String())
 }
 
 // printJSON writes one document to stdout.
@@ -166,7 +162,6 @@ Exit status: 0 done; 1 the answer is no; 2 usage; 3 agentenv itself failed;
 		Args:          noSuchCommand,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	root.SuggestionsMinimumDistance = 2 // cobra's own default, which it sets too late for noSuchCommand
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		msg, _, _ := strings.Cut(err.Error(), ": strconv.")
 		return usage(msg, "see `"+c.CommandPath()+" --help`")
@@ -185,21 +180,44 @@ Exit status: 0 done; 1 the answer is no; 2 usage; 3 agentenv itself failed;
 	f.BoolVarP(&a.quiet, "quiet", "q", false, "say nothing but data and errors")
 	f.BoolVarP(&a.verbose, "verbose", "v", false, "say more")
 	f.StringVar(&a.color, "color", "auto", "colours: auto, always or never (NO_COLOR is obeyed)")
+	root.SetHelpCommand(helpCommand())
 	root.AddCommand(a.planCommand(), a.versionCommand())
 	root.AddCommand(a.linuxCommands()...)
 	checkArgs(root)
 	return root
 }
 
+// helpCommand is cobra's, which takes a command that is not there for no error.
+func helpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Say what a command does",
+		RunE: func(c *cobra.Command, args []string) error {
+			cmd, rest, err := c.Root().Find(args)
+			if err != nil {
+				return noSuchCommand(c.Root(), args)
+			}
+			if len(rest) > 0 {
+				return noSuchCommand(cmd, rest)
+			}
+			return cmd.Help()
+		},
+	}
+}
+
 func noSuchCommand(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	hint := "see `agentenv --help`"
-	if near := c.SuggestionsFor(args[0]); len(near) > 0 {
-		hint = "did you mean `agentenv " + near[0] + "`?"
+	if c.SuggestionsMinimumDistance <= 0 {
+		c.SuggestionsMinimumDistance = 2 // cobra's own default, which it sets for the root alone
 	}
-	return usage(fmt.Sprintf("no command %q", args[0]), hint)
+	hint := "see `" + c.CommandPath() + " --help`"
+	if near := c.SuggestionsFor(args[0]); len(near) > 0 {
+		hint = "did you mean `" + c.CommandPath() + " " + near[0] + "`?"
+	}
+	name := strings.TrimPrefix(c.CommandPath()+" "+args[0], c.Root().Name()+" ")
+	return usage(fmt.Sprintf("no command %q", name), hint)
 }
 
 // checkArgs makes a wrong number of arguments a usage error like any other.
@@ -210,12 +228,27 @@ func checkArgs(c *cobra.Command) {
 			if err == nil || errors.Is(err, errUsage) {
 				return err
 			}
-			return usage(fmt.Sprintf("wrong number of arguments (%d)", len(args)), "usage: "+c.UseLine())
+			msg := fmt.Sprintf("%s: too many arguments (%d)", c.Name(), len(args))
+			if operand := firstOperand(c); len(args) == 0 && operand != "" {
+				msg = c.Name() + " needs a " + operand
+			}
+			return usage(msg, "usage: "+c.UseLine())
 		}
 	}
 	for _, sub := range c.Commands() {
 		checkArgs(sub)
 	}
+}
+
+// firstOperand is what a command's first argument is called in its usage line.
+func firstOperand(c *cobra.Command) string {
+	for _, word := range strings.Fields(c.Use)[1:] {
+		if word[0] >= 'A' && word[0] <= 'Z' {
+			name, _, _ := strings.Cut(word, "[")
+			return strings.TrimRight(name, "…")
+		}
+	}
+	return ""
 }
 
 // colours says whether to colour what goes to w.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/base64"
+	"os"
 	"slices"
 	"unicode/utf8"
 
@@ -25,6 +26,9 @@ repositories (.git/modules) are left alone.`,
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			ref := append(args, "HEAD")[0]
+			if st, err := os.Stat(opts.To); err == nil && !st.IsDir() {
+				return usage("--to "+opts.To+" is not a directory", "name the directory to apply to")
+			}
 			return a.read(c.Context(), func(e *env.Env) error { return a.apply(c.Context(), e, ref, opts) })
 		},
 	}

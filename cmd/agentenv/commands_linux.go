@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -75,14 +76,22 @@ func (a *App) envOptions() env.Options {
 	}
 }
 
-// findRoot returns the root that the command line, the environment and the
-// present directory point to.
-func (a *App) findRoot() (string, error) {
+// lookForRoot returns the root that the command line, the environment and the
+// present directory point to; meant is false for a default.
+func (a *App) lookForRoot() (root string, meant bool, err error) {
 	dir, err := workDir()
 	if err != nil {
-		return "", err
+		if root, named, nerr := env.NamedRoot(a.root, a.Getenv); named {
+			return root, true, nerr
+		}
+		return "", false, err
 	}
-	root, meant, err := env.FindRoot(a.root, a.Getenv, dir)
+	return env.FindRoot(a.root, a.Getenv, dir)
+}
+
+// findRoot is lookForRoot, which tells the user of a default.
+func (a *App) findRoot() (string, error) {
+	root, meant, err := a.lookForRoot()
 	if err == nil && !meant && env.Exists(root) {
 		a.say("using the environment at %s: none was taken from this directory", root)
 	}
@@ -96,10 +105,24 @@ func workDir() (string, error) {
 	if err == nil {
 		dir, err = filepath.EvalSymlinks(dir)
 	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", usage("the present directory was removed", "`cd` to another, or again to its path if it was made anew")
+	}
 	if err != nil {
 		return "", fmt.Errorf("find the present directory: %w", err)
 	}
 	return dir, nil
+}
+
+// watchWorkDir returns a function that tells the user if the present directory
+// was removed since.
+func (a *App) watchWorkDir() func() {
+	_, before := workDir()
+	return func() {
+		if _, err := workDir(); before == nil && errors.Is(err, errUsage) {
+			a.say("the present directory was removed: `cd` to another, or again to its path if it was made anew")
+		}
+	}
 }
 
 // read opens the environment for reading and calls fn.
@@ -127,6 +150,7 @@ func (a *App) change(ctx context.Context, op string, fn func(*env.Env) error) er
 	if err != nil {
 		return err
 	}
+	defer a.watchWorkDir()()
 	e, err := env.Lock(ctx, root, op, a.envOptions())
 	if err != nil {
 		return explain(root, err)

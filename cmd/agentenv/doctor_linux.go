@@ -26,14 +26,13 @@ type check struct {
 
 // String is the check in one line.
 func (c check) String() string {
-	if c.OK {
+	switch {
+	case c.OK:
 		return c.Name + ": works, " + c.Detail
+	case c.Fix == "": // it is no fault
+		return c.Name + ": " + c.Detail
 	}
-	s := c.Name + ": does not work, " + c.Detail
-	if c.Fix != "" {
-		s += "; to mend it: " + c.Fix
-	}
-	return s
+	return c.Name + ": does not work, " + c.Detail + "; to mend it: " + c.Fix
 }
 
 func backendChecks(probes []forks.Probe) []check {
@@ -47,18 +46,17 @@ func backendChecks(probes []forks.Probe) []check {
 // sayBackend tells which backend a new environment got, if its forks cost more
 // than they would with a better one that could be had.
 func (a *App) sayBackend(e *env.Env) {
-	refused := e.Refused()
-	mendable := slices.ContainsFunc(refused, func(p forks.Probe) bool { return p.Fix != "" })
-	if (e.Features().ConstantFork || !mendable) && !a.verbose {
-		return
-	}
-	why := make([]string, 0, len(refused))
-	for _, p := range refused {
-		s := p.Name + ": " + p.Detail
-		if p.Fix != "" {
-			s += ", fix: " + p.Fix
+	var why []string
+	for _, p := range e.Refused() {
+		switch {
+		case p.Fix != "":
+			why = append(why, p.Name+": "+p.Detail+", fix: "+p.Fix)
+		case a.verbose:
+			why = append(why, p.Name+": "+p.Detail)
 		}
-		why = append(why, s)
+	}
+	if (e.Features().ConstantFork || len(why) == 0) && !a.verbose {
+		return
 	}
 	line := "backend: " + e.Backend()
 	if len(why) > 0 {
@@ -108,15 +106,15 @@ func examine(ctx context.Context, root string) (checks []check, able bool) {
 	for i := range checks {
 		checks[i].Name = "backend " + checks[i].Name
 	}
-	strongest := isolationCheck(sandbox.LevelNamespaces, "candidates would see and share the host's processes, /tmp and home")
-	checks = append(checks, strongest, isolationCheck(sandbox.LevelProcess, "nothing can be run"))
+	strongest := isolationCheck(root, sandbox.LevelNamespaces, "candidates would see and share the host's processes, /tmp and home")
+	checks = append(checks, strongest, isolationCheck(root, sandbox.LevelProcess, "nothing can be run"))
 	return checks, able && strongest.OK
 }
 
-func isolationCheck(level sandbox.Level, lost string) check {
+func isolationCheck(root string, level sandbox.Level, lost string) check {
 	c := check{Name: "isolation " + string(level), OK: true, Detail: "a command was run so"}
-	if err := sandbox.Probe(level); err != nil {
-		f := describe(err)
+	if err := env.ProbeIsolation(root, level); err != nil {
+		f := describe(explain(root, err))
 		c.OK, c.Detail, c.Lost, c.Fix = false, f.message, lost, f.hint
 	}
 	return c

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -48,6 +49,14 @@ func usage(msg, hint string) error { return &usageError{msg, hint} }
 type failure struct {
 	code, message, hint string
 	exit                int
+}
+
+// String is the failure in one line.
+func (f failure) String() string {
+	if f.hint == "" {
+		return f.message
+	}
+	return f.message + ": " + f.hint
 }
 
 // kind is one row of the table that maps errors to codes.
@@ -94,8 +103,15 @@ func describe(err error) failure {
 		}
 	}
 	f.hint = hintOf(err)
-	f.message = strings.TrimRight(strings.TrimSuffix(f.message, f.hint), ":; ")
+	f.message = saidOnce(strings.TrimRight(strings.TrimSuffix(f.message, f.hint), ":; "))
 	return f
+}
+
+// saidOnce leaves out what a message says twice in a row, as errors of the
+// system that were wrapped do: "write X: write X: …".
+func saidOnce(message string) string {
+	const sep = ": "
+	return strings.Join(slices.Compact(strings.Split(message, sep)), sep)
 }
 
 // hintedError is an error with what the user can do about it.

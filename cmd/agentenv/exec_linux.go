@@ -32,6 +32,14 @@ type execFlags struct {
 	keep bool
 }
 
+// optionalRef is the value of a flag that may stand alone. Its type is what makes
+// the help write --fork[=HEAD].
+type optionalRef string
+
+func (r *optionalRef) String() string     { return string(*r) }
+func (r *optionalRef) Set(s string) error { *r = optionalRef(s); return nil }
+func (r *optionalRef) Type() string       { return "bool" }
+
 // addWorldFlags adds the flags that say what a command sees of the host.
 func addWorldFlags(f *pflag.FlagSet) {
 	f.String("isolation", "", "the least `LEVEL` that is acceptable: namespaces or process (default: namespaces)")
@@ -86,7 +94,7 @@ holds are not in the fork), no lock is taken, and any number may run at once.
 	c.Flags().StringVar(&x.workdir, "workdir", "", "run in `DIR`, relative to the tree or absolute as the command sees it")
 	c.Flags().StringVar(&x.timeout, "timeout", "", "end the command after `TIME`, such as 90s or 1h30m")
 	c.Flags().BoolVar(&x.noCommit, "no-commit", false, "make no snapshot of what the command changed")
-	c.Flags().StringVar(&x.fork, "fork", "", "run in a throw-away fork of the snapshot `REF`, HEAD if none is named")
+	c.Flags().Var((*optionalRef)(&x.fork), "fork", "run in a throw-away fork of a snapshot: HEAD, or another with --fork=REF")
 	c.Flags().Lookup("fork").NoOptDefVal = "HEAD"
 	c.Flags().BoolVar(&x.keep, "keep", false, "with --fork: keep the result as a snapshot and print its id on stderr")
 	addWorldFlags(c.Flags())
@@ -189,8 +197,8 @@ func dirInTree(e *env.Env) string {
 		tops = append(tops, e.Source())
 	}
 	for _, top := range tops {
-		rel, err := filepath.Rel(top, wd)
-		if err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
+		if isBelow(top, wd) {
+			rel, _ := filepath.Rel(top, wd) // isBelow asked already
 			return rel
 		}
 	}
@@ -213,11 +221,22 @@ func execEnviron(caller []string, add map[string]string) []string {
 	return out
 }
 
+// checkDir says so if a command was not run because its directory is not there.
+func checkDir(res sandbox.Result) error {
+	if !res.NoDir {
+		return nil
+	}
+	return &env.Error{Kind: env.ErrNotFound, Msg: res.Reason, Hint: "choose a directory of the tree with --workdir"}
+}
+
 // runExec runs it in the work tree and ends with its exit code.
 func (a *App) runExec(e *env.Env, run env.Run, x execFlags, w *watcher) error {
 	ctx := w.begin()
 	res, err := e.Exec(ctx, run, x.noCommit, w.watch)
 	w.end()
+	if err == nil {
+		err = checkDir(res.Result)
+	}
 	if err != nil {
 		return cause(ctx, err)
 	}
@@ -233,6 +252,9 @@ func (a *App) runFork(e *env.Env, run env.Run, x execFlags, w *watcher) error {
 	ctx := w.begin()
 	res, err := e.ExecFork(ctx, x.fork, run, x.keep, w.watch)
 	w.end()
+	if err == nil {
+		err = checkDir(res.Result)
+	}
 	if err != nil {
 		return cause(ctx, err)
 	}

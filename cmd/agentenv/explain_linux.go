@@ -9,6 +9,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/agentenv/agentenv/env"
 	"github.com/agentenv/agentenv/env/sandbox"
 )
 
@@ -17,15 +18,15 @@ import (
 // do about it.
 func explain(root string, err error) error {
 	if errors.Is(err, sandbox.ErrSandbox) {
-		return err // ENOSPC is then a limit of namespaces, or Fix says it all
+		return err // what mends it says it all
 	}
 	hint := ""
 	at, elsewhere := placeOfError(root, err)
 	switch {
 	case errors.Is(err, unix.ENOSPC):
-		hint = roomOn(at) + ": make room" + elsewhere
+		hint = roomOn(at) + ": make room" + waysOut(root, elsewhere) + elsewhere
 	case errors.Is(err, unix.EDQUOT):
-		hint = "your quota is used up; " + roomOn(at) + ": make room or have the quota raised" + elsewhere
+		hint = "your quota is used up; " + roomOn(at) + ": make room or have the quota raised" + waysOut(root, elsewhere) + elsewhere
 	case errors.Is(err, unix.EROFS):
 		mount, _ := fileSystemOf(at)
 		hint = fmt.Sprintf("the file system at %s is read-only: mount it writable", mount) + elsewhere
@@ -44,6 +45,15 @@ func explain(root string, err error) error {
 	return &hintedError{err, hint}
 }
 
+// waysOut says how agentenv itself makes room where the environment at root
+// takes it.
+func waysOut(root, elsewhere string) string {
+	if elsewhere == "" || !env.Exists(root) {
+		return ""
+	}
+	return ", with `agentenv delete REF`, or with `agentenv checkout HEAD --discard` if unsaved work fills it"
+}
+
 // placeOfError returns the path whose file system an error is about: the root,
 // where another root may help, or the path that the error names, such as one of
 // a work tree in place. An error of a copy may name what was read: of the two
@@ -56,9 +66,9 @@ func placeOfError(root string, err error) (at, elsewhere string) {
 	}
 	_, ours := fileSystemOf(root)
 	mount, named := fileSystemOf(pe.Path)
-	less := int64(named.Bavail)*named.Bsize < int64(ours.Bavail)*ours.Bsize
+	less := int64(named.Bavail)*named.Bsize < int64(ours.Bavail)*ours.Bsize || named.Files > 0 && named.Ffree == 0
 	readOnly := named.Flags&unix.ST_RDONLY > ours.Flags&unix.ST_RDONLY
-	if named.Fsid != ours.Fsid && (less && !errors.Is(err, unix.EROFS) || readOnly) {
+	if errors.Is(err, unix.EROFS) && readOnly || named.Fsid != ours.Fsid && !errors.Is(err, unix.EROFS) && less {
 		return mount, ""
 	}
 	return at, elsewhere

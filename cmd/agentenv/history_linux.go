@@ -52,7 +52,11 @@ snapshot holds is saved first, and the id to go back to is named on stderr;
 		Example: "  agentenv checkout HEAD~2",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.change(c.Context(), "checkout", func(e *env.Env) error {
+			op := "checkout"
+			if discard {
+				op += " --discard"
+			}
+			return a.change(c.Context(), op, func(e *env.Env) error {
 				res, err := e.Checkout(c.Context(), args[0], discard)
 				if res.Saved != nil {
 					a.say("unsaved work was saved as %s: `agentenv checkout %s` brings it back", *res.Saved, *res.Saved)
@@ -85,12 +89,15 @@ func (a *App) headCommand() *cobra.Command {
 func (a *App) logCommand() *cobra.Command {
 	var n int
 	c := &cobra.Command{
-		Use:   "log [REF] [-- PATH…]",
+		Use:   "log [flags] [REF] [-- PATH…]",
 		Short: "List snapshots, newest first; with REF, it and its ancestors; with PATH, those that changed it",
 		Args:  cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			refs, paths := splitPaths(c, args)
-			if n < 0 && c.Flags().Changed("number") {
+			switch {
+			case !c.Flags().Changed("number"):
+				n = -1 // all
+			case n < 0:
 				return usage("-n takes a number that is not negative", "")
 			}
 			if len(refs) > 1 {
@@ -105,7 +112,7 @@ func (a *App) logCommand() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().IntVarP(&n, "number", "n", -1, "at most so many")
+	c.Flags().IntVarP(&n, "number", "n", 0, "at most so many (default: all)")
 	return c
 }
 
@@ -158,8 +165,10 @@ func touches(c forks.Changes, paths []string) bool {
 	return false
 }
 
+// printSnapshots writes a line for each. Where its parent is not on the next
+// line, the line names it.
 func (a *App) printSnapshots(list []env.Snapshot) {
-	for _, s := range list {
+	for i, s := range list {
 		marks := s.Tags
 		if s.Head {
 			marks = append([]string{"HEAD"}, marks...)
@@ -168,9 +177,15 @@ func (a *App) printSnapshots(list []env.Snapshot) {
 		if len(marks) > 0 {
 			mark = " (" + strings.Join(marks, ", ") + ")"
 		}
+		if s.Parent != nil && (i+1 == len(list) || list[i+1].ID != *s.Parent) {
+			mark += " ← " + string(*s.Parent)[:min(len(*s.Parent), shortID)]
+		}
 		a.print("%s  %s  %-10s %s  %s%s", s.ID, s.Created.Local().Format(time.DateTime), s.Kind, statsText(s.Stats), quote(s.Message), mark)
 	}
 }
+
+// shortID is how many characters of an id tell it from others at a glance.
+const shortID = 8
 
 func statsText(s env.Stats) string {
 	return fmt.Sprintf("+%d ~%d -%d", s.Added, s.Modified, s.Removed)
@@ -232,23 +247,6 @@ func (a *App) printTags(e *env.Env) error {
 			a.print("%s %s", t.Name, t.ID)
 		}
 	})
-}
-
-func (a *App) deleteCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "delete REF",
-		Short: "Remove a snapshot from the history; its children get its parent",
-		Args:  cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			return a.change(c.Context(), "delete", func(e *env.Env) error {
-				s, err := e.Delete(c.Context(), args[0])
-				if err != nil {
-					return err
-				}
-				return a.output(map[string]any{"removed": []env.ID{s.ID}}, func() { a.say("removed %s", s.ID) })
-			})
-		},
-	}
 }
 
 func (a *App) showCommand() *cobra.Command {
@@ -349,6 +347,29 @@ type statusReport struct {
 	Backends []check `json:"backends,omitempty"`
 }
 
+// seenAt says where the work tree can be seen.
+func seenAt(s env.Status) string {
+	switch {
+	case s.InPlace:
+		return "in place: " + s.WorkTree
+	case s.WorkTreeSeen == env.SeenInside:
+		return "visible inside `agentenv exec` only"
+	}
+	return s.WorkTreeSeen
+}
+
+// printChanged lists changed paths, as many as leave the rest of a status on
+// the screen.
+func (a *App) printChanged(list []forks.Change) {
+	const most = 10
+	for _, ch := range list[:min(len(list), most)] {
+		a.print("            %s  %s", letter(ch.Kind), quote(ch.Path))
+	}
+	if len(list) > most {
+		a.print("            and %d more", len(list)-most)
+	}
+}
+
 func (a *App) printStatus(s statusReport) {
 	a.print("%s environment at %s", s.Kind, s.Root)
 	if s.Source != "" {
@@ -360,10 +381,13 @@ func (a *App) printStatus(s statusReport) {
 		a.print("work tree   an interrupted %s; the next command that writes puts it back to HEAD", s.Interrupted)
 	case !s.WorkTreeMade:
 		a.print("work tree   not made yet; the next command that needs it makes it")
+	case s.Damaged != "":
+		a.print("work tree   %s; it cannot be compared with HEAD: %s", seenAt(s.Status), s.Damaged)
 	case s.Dirty:
-		a.print("work tree   %s, %s changed since HEAD", s.WorkTreeSeen, count(s.Changes, "path"))
+		a.print("work tree   %s, %s changed since HEAD", seenAt(s.Status), count(s.Changes, "path"))
+		a.printChanged(s.Changed)
 	default:
-		a.print("work tree   %s, equal to HEAD", s.WorkTreeSeen)
+		a.print("work tree   %s, equal to HEAD", seenAt(s.Status))
 	}
 	if s.WorkTreeSeen == env.SeenInside && sandbox.MayMount() {
 		a.print("            not mounted now; the next exec mounts it at %s", s.WorkTree)

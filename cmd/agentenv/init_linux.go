@@ -10,15 +10,16 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/agentenv/agentenv/env"
 )
 
 func (a *App) initCommand() *cobra.Command {
 	var in env.InitOptions
-	var kind, tarball string
+	var kind, tarball, adopt string
 	c := &cobra.Command{
-		Use:   "init (--from DIR | --tarball FILE|- | --in-place [DIR])",
+		Use:   "init (--from DIR | --tarball FILE|- | --in-place [DIR] | --adopt ROOT)",
 		Short: "Make an environment from a directory or an archive; print the first snapshot's id",
 		Long: `Make an environment whose first snapshot is a directory or an archive.
 
@@ -30,10 +31,19 @@ are left out, unless --cross-filesystems is given.
 With --in-place, DIR (by default the present directory) is itself the work tree:
 editors, agents and you see the same files. Snapshots and forks lie in the root.
 checkout and promotion change DIR file by file; what is excluded, and what is on
-other file systems, is left alone.`,
-		Example: "  agentenv init --from .\n  agentenv init --in-place --exclude node_modules\n  debootstrap --variant=minbase bookworm sys && agentenv init --from sys\n  agentenv init --tarball rootfs.tar.zst",
+other file systems, is left alone.
+
+What is excluded is in no snapshot and so in no fork: candidates and tests do not
+see it. Exclude what they can do without, such as logs, not node_modules.
+
+With --adopt ROOT, run in a directory that was moved, the environment at ROOT,
+which was taken from it or has it for its work tree, is made one of it again.`,
+		Example: "  agentenv init --from .\n  agentenv init --in-place --exclude '*.log'\n  debootstrap --variant=minbase bookworm sys && agentenv init --from sys\n  agentenv init --tarball rootfs.tar.zst",
 		Args:    cobra.MaximumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(c *cobra.Command, args []string) error {
+			if c.Flags().Changed("adopt") {
+				return a.adopt(c, adopt, args)
+			}
 			in.Kind = env.Kind(kind)
 			if err := placeOf(&in, tarball, args); err != nil {
 				return err
@@ -45,11 +55,42 @@ other file systems, is left alone.`,
 	f.StringVar(&in.From, "from", "", "take the directory `DIR`; it may be /")
 	f.StringVar(&tarball, "tarball", "", "take a tar, plain or compressed with gzip, zstd or xz, from `FILE`; - is stdin")
 	f.BoolVar(&in.InPlace, "in-place", false, "DIR becomes a workspace whose work tree it is")
-	f.StringArrayVar(&in.Exclude, "exclude", nil, "leave out what matches the glob `PATTERN`; without a slash it matches at any depth")
+	f.StringArrayVar(&in.Exclude, "exclude", nil, "leave out what matches the glob `PATTERN`; without a slash it matches at any depth. Forks do not have it")
 	f.StringVar(&kind, "kind", "", "rootfs or workspace (default: what the tree looks like)")
 	f.StringVar(&in.MountAt, "mount-at", "", "where a workspace's tree is seen by commands (default: where it was taken from)")
 	f.BoolVar(&in.CrossFilesystem, "cross-filesystems", false, "take in what other file systems hold below DIR")
+	f.StringVar(&adopt, "adopt", "", "the present directory was moved: it is what the environment at `ROOT` was taken from")
 	return c
+}
+
+// adopt makes an environment one of the present directory, which was moved.
+func (a *App) adopt(c *cobra.Command, root string, args []string) error {
+	alone := len(args) == 0 && a.root == ""
+	c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) { alone = alone && (!f.Changed || f.Name == "adopt") })
+	if !alone || root == "" {
+		return usage("--adopt goes alone, with a root", "run `agentenv init --adopt ROOT` in the directory that was moved")
+	}
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return err
+	}
+	dir, err := workDir()
+	if err != nil {
+		return err
+	}
+	to, err := env.Adopt(c.Context(), root, dir, a.Getenv, a.envOptions())
+	if err != nil {
+		return explain(root, err)
+	}
+	a.say("the environment at %s is of %s now", to, dir)
+	if to != env.RootOf(dir, a.Getenv) {
+		a.say("it is not found from there: name it with --root or AGENTENV_ROOT")
+	}
+	a.root = to
+	return a.read(c.Context(), func(e *env.Env) error {
+		id := e.Head().ID
+		return a.output(map[string]env.ID{"id": id}, func() { a.print("%s", id) })
+	})
 }
 
 // placeOf takes the argument of --in-place.

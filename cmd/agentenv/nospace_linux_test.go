@@ -14,6 +14,7 @@ import (
 
 	"github.com/agentenv/agentenv/env/sandbox"
 	"github.com/agentenv/agentenv/forks/all"
+	"github.com/agentenv/agentenv/runner"
 )
 
 // onSmallVolumes runs test for every driver on a small file system of its own.
@@ -84,6 +85,7 @@ func (u *owner) noSpace(t *testing.T, volume string, args ...string) {
 	code, said := u.refused(t, args...)
 	assert.Equal(t, code, "no_space", said)
 	assert.Assert(t, strings.Contains(said, volume) && strings.Contains(said, "free now"), "%v: %s", args, said)
+	assert.Assert(t, strings.Contains(said, "agentenv delete REF") && strings.Contains(said, "checkout HEAD --discard"), "%v: %s", args, said)
 }
 
 // TestNoSpace fills the file system and looks at what each command does then.
@@ -102,6 +104,11 @@ func TestNoSpace(t *testing.T) {
 					fill(t, volume, 0) // what failed before gave back what it took
 					u.noSpace(t, volume, args...)
 				}
+			}
+			// A fork may need no room. Where it does, the disk is to blame.
+			_, forked, status := u.run(t, u.src, "agentenv", "--root", u.root, "exec", "--fork", "--", "true")
+			if status != 0 {
+				assert.Assert(t, strings.Contains(forked, "free now") && !strings.Contains(forked, "--home"), forked)
 			}
 			// Whether there is room for a fork or not, there is none for what a
 			// candidate writes.
@@ -203,7 +210,7 @@ func TestReadOnlyFileSystem(t *testing.T) {
 		assert.Equal(t, len(u.log(t)), 1)
 		u.agentenv(t, "head")
 		u.agentenv(t, "show", string(base))
-		for _, args := range [][]string{{"commit"}, {"checkout", string(base)}, {"tag", "x"}} {
+		for _, args := range [][]string{{"commit"}, {"checkout", string(base)}, {"tag", "x"}, {"exec", "--", "true"}, {"exec", "--fork", "--", "true"}, {"tournament", "--test", "true", "--", "true"}} {
 			code, said := u.refused(t, args...)
 			assert.Equal(t, code, "permission", said)
 			assert.Assert(t, strings.Contains(said, "read-only") && strings.Contains(said, volume), said)
@@ -211,6 +218,23 @@ func TestReadOnlyFileSystem(t *testing.T) {
 		remount(t, volume, "rw")
 		assert.Equal(t, u.tree(t), whole("base"))
 	})
+}
+
+// A directory in place can be read-only where the root is not, and be on the
+// same file system.
+func TestReadOnlyDirectory(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to mount")
+	}
+	top := t.TempDir()
+	dir := filepath.Join(top, "dir")
+	assert.NilError(t, os.Mkdir(dir, 0o755))
+	assert.NilError(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { assert.NilError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	assert.NilError(t, unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	err := os.WriteFile(filepath.Join(dir, "f"), nil, 0o644)
+	assert.ErrorIs(t, err, unix.EROFS)
+	assert.Equal(t, hintOf(explain(filepath.Join(top, "root"), err)), "the file system at "+dir+" is read-only: mount it writable")
 }
 
 func remount(t *testing.T, volume, mode string) {
@@ -248,5 +272,22 @@ func TestFewOpenFiles(t *testing.T) {
 			u.swept(t)
 		}
 		t.Logf("%d commands were refused", refused)
+	})
+}
+
+// TestUnkeepable: a candidate that makes what no snapshot can hold has failed;
+// agentenv has not.
+func TestUnkeepable(t *testing.T) {
+	onSmallVolumes(t, func(t *testing.T, u *owner, volume string) {
+		if u.backend != "btrfs" {
+			t.Skip("only a btrfs snapshot leaves something out")
+		}
+		u.init(t, "base")
+		out, errs, code := u.run(t, u.src, "agentenv", "--root", u.root, "--json", "tournament", "--test", "true", "--", "btrfs subvolume create nested")
+		assert.Equal(t, code, exitNo, "%s%s", out, errs)
+		var res runner.Result
+		assert.NilError(t, json.Unmarshal([]byte(out), &res))
+		assert.Equal(t, res.Attempts[0].Status, runner.Failed)
+		assert.Assert(t, strings.Contains(*res.Attempts[0].Reason, "nested"), *res.Attempts[0].Reason)
 	})
 }

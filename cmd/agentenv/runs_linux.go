@@ -1,8 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -22,7 +24,7 @@ func (a *App) runsCommand() *cobra.Command {
 		Long: `List tournaments, newest first, with how each ended: promoted, passed (a winner
 that was not promoted), no-winner, failed (agentenv itself), interrupted, or
 running. RUN is a name from this list, a unique beginning of one, or "last".`,
-		Args: noSuchCommand,
+		Args: noSuchRun,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.read(c.Context(), a.listRuns)
 		},
@@ -48,11 +50,19 @@ running. RUN is a name from this list, a unique beginning of one, or "last".`,
 				if err != nil {
 					return err
 				}
-				return a.printResult(res)
+				return a.printResult(res, false)
 			})
 		},
 	}, logs)
 	return c
+}
+
+// noSuchRun is noSuchCommand for who left out `show`.
+func noSuchRun(c *cobra.Command, args []string) error {
+	if len(args) > 0 && (args[0] == lastRun || strings.ContainsAny(args[0], "-0123456789")) {
+		return usage(fmt.Sprintf("no command %q", "runs "+args[0]), "did you mean `agentenv runs show "+args[0]+"`?")
+	}
+	return noSuchCommand(c, args)
 }
 
 func (a *App) listRuns(e *env.Env) error {
@@ -89,7 +99,7 @@ func (a *App) runLogs(e *env.Env, run, candidate string, test bool) error {
 	if err != nil {
 		return err
 	}
-	path, err := runner.LogPath(res, candidate, test)
+	path, name, err := runner.LogPath(res, candidate, test)
 	if err != nil {
 		return err
 	}
@@ -98,11 +108,12 @@ func (a *App) runLogs(e *env.Env, run, candidate string, test bool) error {
 		return err
 	}
 	defer f.Close()
-	return a.content(map[string]any{"run": res.Run, "candidate": candidate, "test": test}, f)
+	return a.content(map[string]any{"run": res.Run, "candidate": name, "test": test}, f)
 }
 
-// printResult writes a tournament's result to stdout.
-func (a *App) printResult(res *runner.Result) error {
+// printResult writes a tournament's result to stdout. With told, the user saw the
+// run's warnings already.
+func (a *App) printResult(res *runner.Result, told bool) error {
 	if a.json {
 		return report.JSON(a.Stdout, res)
 	}
@@ -110,6 +121,7 @@ func (a *App) printResult(res *runner.Result) error {
 	if err != nil {
 		return err
 	}
+	opts.Told, opts.Commands = told, !told
 	return report.Result(a.Stdout, res, opts)
 }
 

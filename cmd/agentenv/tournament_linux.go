@@ -85,8 +85,12 @@ func (a *App) tournament(c *cobra.Command, x tournamentFlags, args []string) err
 	if plan.Apply && plan.Base.Tarball != "" {
 		return usage("apply: the base is an archive, so there is no directory to apply to", "leave apply out, and apply with `agentenv apply --to DIR`")
 	}
-	if err := sandbox.Probe(sandbox.Level(plan.Isolation)); err != nil {
+	root, err := a.tournamentRoot(plan)
+	if err != nil {
 		return err
+	}
+	if err := env.ProbeIsolation(root, sandbox.Level(plan.Isolation)); err != nil {
+		return explain(root, err)
 	}
 	sinks, closeSinks, err := a.eventSinks(x)
 	if err != nil {
@@ -95,7 +99,8 @@ func (a *App) tournament(c *cobra.Command, x tournamentFlags, args []string) err
 	ctx, hurry, stop := interruptible(context.Background())
 	defer stop()
 	a.git = x.git
-	e, base, saved, err := a.tournamentBase(ctx, plan)
+	defer a.watchWorkDir()()
+	e, base, saved, err := a.tournamentBase(ctx, root, plan)
 	if err != nil {
 		return errors.Join(cause(ctx, err), closeSinks())
 	}
@@ -118,14 +123,10 @@ func (a *App) tournamentPlan(c *cobra.Command, x tournamentFlags, args []string)
 	return p, p.Override(flags, a.specOptions())
 }
 
-// tournamentBase opens the environment, or makes it, and finds the snapshot
+// tournamentBase opens the environment at root, or makes it, and finds the snapshot
 // that the candidates start from. Work that no snapshot holds is saved.
-func (a *App) tournamentBase(ctx context.Context, plan *specs.Plan) (*env.Env, env.Snapshot, *env.ID, error) {
+func (a *App) tournamentBase(ctx context.Context, root string, plan *specs.Plan) (*env.Env, env.Snapshot, *env.ID, error) {
 	none := env.Snapshot{}
-	root, err := a.tournamentRoot(plan)
-	if err != nil {
-		return nil, none, nil, err
-	}
 	if !env.Exists(root) && plan.Base.Ref == "" {
 		e, err := a.initForBase(ctx, root, plan.Base)
 		if err != nil {
@@ -149,7 +150,11 @@ func (a *App) takeBase(ctx context.Context, e *env.Env, plan *specs.Plan) (env.S
 	if plan.Isolation == specs.Process && e.Kind() == env.Rootfs {
 		return env.Snapshot{}, nil, usage("isolation: process is for workspaces", "a rootfs needs namespaces")
 	}
-	work, err := e.SaveWork(ctx, "before the tournament "+plan.Name)
+	why := "before the tournament"
+	if plan.Name != "tournament" { // what one without a plan is called
+		why += " " + plan.Name
+	}
+	work, err := e.SaveWork(ctx, why)
 	if err != nil {
 		return env.Snapshot{}, nil, err
 	}
@@ -205,16 +210,15 @@ func (a *App) tournamentRoot(plan *specs.Plan) (string, error) {
 		return "", err
 	}
 	if plan.Base.Ref != "" {
-		if !named {
-			root, err = a.findRoot()
+		top, ok := gitTop()
+		if !ok || plan.BaseGiven {
+			return a.findRoot() // opening it says so if there is none
 		}
-		if err != nil || env.Exists(root) || plan.BaseGiven {
+		root, meant, err := a.lookForRoot()
+		if err != nil || env.Exists(root) && (meant || a.isTakenAround(root)) {
 			return root, err
 		}
-		top, ok := gitTop()
-		if !ok {
-			return root, nil // opening it says that there is none
-		}
+		// A default environment is about something else.
 		plan.Base = specs.Base{Dir: top}
 	}
 	if named {
@@ -229,6 +233,24 @@ func (a *App) tournamentRoot(plan *specs.Plan) (string, error) {
 		return "", err
 	}
 	return env.RootFor(dir, env.Workspace, a.Getenv)
+}
+
+// isTakenAround says whether the default environment at root was taken from the
+// present directory or one above it. The whole system counts as elsewhere.
+func (a *App) isTakenAround(root string) bool {
+	e, err := env.Open(context.Background(), root, a.envOptions())
+	if err != nil {
+		return false
+	}
+	defer e.Close()
+	dir, err := workDir()
+	return err == nil && e.Source() != "" && e.Source() != "/" && isBelow(e.Source(), dir)
+}
+
+// isBelow says whether path is top or lies below it.
+func isBelow(top, path string) bool {
+	rel, err := filepath.Rel(top, path)
+	return err == nil && filepath.IsLocal(rel)
 }
 
 // initForBase makes the environment of a base that has none yet.
@@ -269,22 +291,30 @@ func gitTop() (string, bool) {
 func (a *App) runTournament(ctx context.Context, e *env.Env, plan *specs.Plan, base env.Snapshot, saved *env.ID, hurry <-chan struct{}, sinks []runner.Sink) error {
 	res, err := runner.Run(ctx, runner.Options{
 		Env: e, Plan: plan, Base: base, Saved: saved, Caller: a.Env, HomeDir: a.Getenv("HOME"), Sinks: sinks, Hurry: hurry,
+		Explain: func(err error) string { return describe(explain(e.Root(), err)).String() },
 	})
 	if res == nil {
-		return cause(ctx, err)
+		return explain(e.Root(), cause(ctx, err))
 	}
 	if err != nil && ctx.Err() == nil {
 		// The document says it too, but whoever reads the text must not miss it.
-		a.say("%v", err)
+		a.say("%s", describe(explain(e.Root(), err)))
 	}
-	if perr := a.printResult(res); perr != nil {
+	if perr := a.printResult(res, !a.quiet); perr != nil {
 		return perr
 	}
 	if code := a.tournamentExit(ctx, res, err); code != 0 {
 		return exitStatus(code)
 	}
-	if plan.Apply && res.Promoted {
+	switch {
+	case plan.Apply && res.Promoted:
 		return a.applyWinner(ctx, e, res)
+	case res.Promoted && e.Kind() == env.Workspace && e.CheckApply(res.Head) == nil:
+		dir := plan.Base.Dir
+		if dir == "" {
+			dir = e.Source()
+		}
+		a.say("to bring it into %s: `agentenv apply`", dir)
 	}
 	return nil
 }
@@ -318,7 +348,7 @@ func (a *App) applyWinner(ctx context.Context, e *env.Env, res *runner.Result) e
 		a.say("the winner is HEAD and was not applied: nothing was written")
 		return exitStatus(exitNo)
 	}
-	a.say("applied: %d paths changed", len(doc.Applied))
+	a.say("applied: %s changed", count(len(doc.Applied), "path"))
 	return nil
 }
 

@@ -331,7 +331,7 @@ func TestProcessLevelNeedsAPlainTree(t *testing.T) {
 		assert.Equal(t, out, whole("one"))
 		u.agentenv(t, "tournament", "--plain", "--isolation", "process", "--test", "grep -q two d1/1", "--", stateScript("two"))
 		out, errs, code = u.run(t, u.src, "agentenv", append(process, run...)...)
-		if strings.Contains(u.agentenv(t, "status"), env.SeenInside) {
+		if strings.Contains(u.agentenv(t, "status", "--json"), env.SeenInside) {
 			assert.Equal(t, code, exitOwnFailure, errs)
 			assert.Assert(t, strings.Contains(errs, "--isolation namespaces") && strings.Contains(errs, "--backend copy"), errs)
 		} else {

@@ -70,6 +70,9 @@ func TestResultWithoutWinner(t *testing.T) {
 	r.Winner, r.Promoted, r.Status, r.Head = nil, false, runner.RunNoWinner, r.Base
 	r.Leaks = runner.Leaks{Processes: 1, Mounts: 2, Bytes: 4096, Names: []string{"process 12 (sl\x1beep)"}}
 	r.Warnings = []string{"something"}
+	r.Attempts[0].Command, r.Attempts[1].Command = "patch <a\x1b", "true"
+	assert.Assert(t, !strings.Contains(text(t, r, Options{Told: true}), "warning: "))
+	assert.Assert(t, strings.Contains(text(t, r, Options{Commands: true}), "\ncommands:\n  wrong: patch <a^[\n  right: true\n"))
 	got := text(t, r, Options{})
 	for _, want := range []string{
 		"\nwrong, the last lines of its test:\n  | 2\n  | 3\n  | 4\n  | 5\n  | --- FAIL: TestParse\n",

@@ -19,6 +19,10 @@ type Options struct {
 	Colours bool
 	// Verbose shows the commands' output while they run, and more at the end.
 	Verbose bool
+	// Told says that the run's warnings were shown while it ran.
+	Told bool
+	// Commands lists what each candidate ran.
+	Commands bool
 }
 
 // nameWidth is the widest column for names, in letters; longer names stick out.
@@ -106,11 +110,17 @@ func (o Options) status(s runner.Status) string {
 func Result(w io.Writer, r *runner.Result, opts Options) error {
 	b := &strings.Builder{}
 	table(b, r, opts)
+	if opts.Commands || opts.Verbose {
+		commands(b, r)
+	}
 	if r.Winner == nil || opts.Verbose {
 		tails(b, r)
 	}
 	b.WriteString("\n" + verdict(r, opts) + "\n")
 	for _, line := range r.Warnings {
+		if opts.Told {
+			break
+		}
 		fmt.Fprintf(b, "warning: %s\n", clean(line))
 	}
 	if dir := folder(r); dir != "" {
@@ -145,6 +155,21 @@ func table(b *strings.Builder, r *runner.Result, opts Options) {
 			reason = clean(*a.Reason)
 		}
 		row(pad(title(a.Candidate, a.Attempt, of[a.Candidate]), width), opts.status(a.Status), took, changes, reason)
+	}
+}
+
+// commands lists what each candidate ran.
+func commands(b *strings.Builder, r *runner.Result) {
+	last := ""
+	for _, a := range r.Attempts {
+		if a.Command == "" || a.Candidate == last {
+			continue
+		}
+		if last == "" {
+			b.WriteString("\ncommands:\n")
+		}
+		last = a.Candidate
+		fmt.Fprintf(b, "  %s: %s\n", clean(a.Candidate), clean(a.Command))
 	}
 }
 
