@@ -53,11 +53,9 @@ const freeKey = "exec."
 // who still work in them are about to.
 func (e *Env) sweepFork(ctx context.Context, key forks.Key) error {
 	if !strings.HasPrefix(string(key), freeKey) {
-		_, release, err := e.driver.Use(ctx, key)
-		if err == nil {
+		// Whatever a loss of power left of it is removed.
+		if _, release, err := e.driver.Use(ctx, key); err == nil {
 			release()
-		} else if !isNotFound(err) && !errors.Is(err, forks.ErrInUse) {
-			return err
 		}
 	}
 	if err := e.driver.RemoveFork(ctx, key); !errors.Is(err, forks.ErrInUse) {

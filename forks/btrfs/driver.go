@@ -243,7 +243,7 @@ func (d *driver) forkStage(st *layer.Stage, key forks.Key, base forks.ID) error 
 		return err
 	}
 	step.At("btrfs.fork.made")
-	if err := d.publishFork(key, made, dir); err != nil {
+	if err := d.holds.Publish(key, made, dir); err != nil {
 		return err
 	}
 	step.At("btrfs.fork.placed")
@@ -251,25 +251,6 @@ func (d *driver) forkStage(st *layer.Stage, key forks.Key, base forks.ID) error 
 		return nil
 	}
 	return syncDir(filepath.Dir(dir))
-}
-
-// publishFork gives a fork its place; it is held before it is seen.
-func (d *driver) publishFork(key forks.Key, made, dir string) error {
-	lock, err := os.Open(made)
-	if err != nil {
-		return err
-	}
-	if err := d.holds.Made(key, lock); err != nil {
-		return errors.Join(err, lock.Close())
-	}
-	err = os.Rename(made, dir)
-	if err != nil {
-		d.holds.Drop(key)
-	}
-	if errors.Is(err, unix.ENOTEMPTY) {
-		err = forks.ErrExists
-	}
-	return err
 }
 
 func syncDir(path string) error {

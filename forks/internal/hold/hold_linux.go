@@ -47,6 +47,26 @@ func (t *Table) Made(key forks.Key, dir *os.File) error {
 	return nil
 }
 
+// Publish gives a fork that was made in the directory made its place, dir; it
+// is held before it is seen there.
+func (t *Table) Publish(key forks.Key, made, dir string) error {
+	lock, err := os.Open(made)
+	if err != nil {
+		return err
+	}
+	if err := t.Made(key, lock); err != nil {
+		return errors.Join(err, lock.Close())
+	}
+	err = os.Rename(made, dir)
+	if err != nil {
+		t.Drop(key)
+	}
+	if errors.Is(err, unix.ENOTEMPTY) {
+		err = forks.ErrExists
+	}
+	return err
+}
+
 // Take holds the fork key, whose directory is path. It waits for another
 // process to let go, and gives up with [forks.ErrInUse].
 func (t *Table) Take(ctx context.Context, key forks.Key, path string) error {

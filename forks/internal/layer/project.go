@@ -103,6 +103,17 @@ func (p *projection) dir(fd int, name string, to *projected, at spot, under *spo
 	if err != nil {
 		return err
 	}
+	return p.children(to, at, names, func(n string, kid *projected, s spot) error {
+		if isDir[n] {
+			return p.sub(fd, n, join(name, n), kid, s, under)
+		}
+		return p.whole(kid, s)
+	})
+}
+
+// children projects those of the names that the base has in at, and lets dir
+// see to the directories among them.
+func (p *projection) children(to *projected, at spot, names []string, dir func(name string, kid *projected, s spot) error) error {
 	to.kids = make(map[string]*projected, len(names))
 	for _, n := range names {
 		s, ok, err := p.base.child(at, n)
@@ -117,14 +128,10 @@ func (p *projection) dir(fd int, name string, to *projected, at spot, under *spo
 			return err
 		}
 		to.kids[n] = kid
-		switch {
-		case !s.node.IsDir():
-		case isDir[n]:
-			err = p.sub(fd, n, join(name, n), kid, s, under)
-		default:
-			err = p.whole(kid, s)
+		if !s.node.IsDir() {
+			continue
 		}
-		if err != nil {
+		if err := dir(n, kid, s); err != nil {
 			return err
 		}
 	}
@@ -229,27 +236,7 @@ func (p *projection) whole(to *projected, at spot) error {
 	if err != nil {
 		return err
 	}
-	to.kids = make(map[string]*projected, len(names))
-	for _, n := range names {
-		s, ok, err := p.base.child(at, n)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			continue
-		}
-		kid, err := p.take(s)
-		if err != nil {
-			return err
-		}
-		to.kids[n] = kid
-		if s.node.IsDir() {
-			if err := p.whole(kid, s); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return p.children(to, at, names, func(_ string, kid *projected, s spot) error { return p.whole(kid, s) })
 }
 
 // addGroups adds the other names of the hard-link groups.

@@ -57,31 +57,12 @@ func (d *driver) forkStage(ctx context.Context, st *layer.Stage, key forks.Key, 
 			return forks.Tree{}, &os.PathError{Op: "syncfs", Path: made, Err: err}
 		}
 	}
-	if err := d.publishFork(key, made, dir); err != nil {
+	if err := d.holds.Publish(key, made, dir); err != nil {
 		return forks.Tree{}, err
 	}
 	t := d.plainTree(key, base)
 	t.Warnings = warn.Lines()
 	return t, nil
-}
-
-// publishFork gives a fork its place; it is held before it is seen.
-func (d *driver) publishFork(key forks.Key, made, dir string) error {
-	lock, err := os.Open(made)
-	if err != nil {
-		return err
-	}
-	if err := d.holds.Made(key, lock); err != nil {
-		return errors.Join(err, lock.Close())
-	}
-	err = os.Rename(made, dir)
-	if err != nil {
-		d.holds.Drop(key)
-	}
-	if errors.Is(err, unix.ENOTEMPTY) {
-		err = forks.ErrExists
-	}
-	return err
 }
 
 // scan compares a plain fork with its base.
