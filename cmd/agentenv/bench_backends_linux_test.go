@@ -84,11 +84,12 @@ func (f *figures) forkTime(t *testing.T, uid uint32, files, layers int) (ours, b
 	assert.NilError(t, err)
 	assert.NilError(t, os.Chmod(f.dir, 0o755))
 	assert.NilError(t, os.Chown(dir, int(uid), int(uid)))
-	exe, err := os.Open("/proc/self/exe")
+	program, err := os.ReadFile("/proc/self/exe")
 	assert.NilError(t, err)
-	defer exe.Close()
-	c := exec.Command("/proc/self/fd/3", "-test.run=^TestForkChild$", "-test.v")
-	c.ExtraFiles, c.Dir = []*os.File{exe}, dir
+	exe := filepath.Join(dir, "child") // where the user can read it
+	assert.NilError(t, os.WriteFile(exe, program, 0o755))
+	c := exec.Command(exe, "-test.run=^TestForkChild$", "-test.v")
+	c.Dir = dir
 	c.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d %d", forkChild, dir, files, layers), "HOME="+dir, "TMPDIR="+dir)
 	if os.Geteuid() == 0 && uid != 0 {
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
