@@ -46,31 +46,39 @@ func rename(p forks.Probe, at, dir string) forks.Probe {
 // Whoever tries them holds a flock on it.
 const trialMark = "trial-"
 
+// trialTries is how often a directory for trials is made: another process's
+// sweep may take one before it is locked.
+const trialTries = 10
+
 // trial calls fn with a directory for trials in root, which is taken away again.
 // Where none can be made, root itself shows why not.
 func trial(root string, fn func(dir string)) {
 	parent := filepath.Join(root, scratchName)
 	_ = os.Mkdir(parent, 0o700)
-	dir, err := os.MkdirTemp(parent, trialMark)
-	if err != nil {
-		fn(root)
-		return
+	for range trialTries {
+		dir, err := os.MkdirTemp(parent, trialMark)
+		if err != nil {
+			break
+		}
+		if lock := flockDir(dir); lock != nil {
+			defer lock.Close()                                // after the removal, or a sweep would meet it
+			defer func() { _ = sandbox.RemoveScratch(dir) }() // sweepScratch tries again
+			fn(dir)
+			return
+		}
 	}
-	defer func() { _ = sandbox.RemoveScratch(dir) }() // sweepScratch tries again
-	if d := flockDir(dir); d != nil {
-		defer d.Close()
-	}
-	fn(dir)
+	fn(root)
 }
 
 // flockDir opens a directory and locks it; it returns nil if it is locked, or
-// gone.
+// gone. Who removes it holds the lock until it is gone.
 func flockDir(dir string) *os.File {
 	d, err := os.Open(dir)
 	if err != nil {
 		return nil
 	}
-	if unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+	var st unix.Stat_t
+	if unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil || unix.Fstat(int(d.Fd()), &st) != nil || st.Nlink == 0 {
 		_ = d.Close() // only read
 		return nil
 	}

@@ -46,22 +46,26 @@ func (e *Env) sweepScratch() error {
 		return err
 	}
 	for _, d := range entries {
-		if strings.HasPrefix(d.Name(), trialMark) {
-			lock := flockDir(filepath.Join(dir, d.Name()))
-			if lock == nil {
-				continue // a reader is trying a driver
-			}
-			_ = lock.Close() // only read
-		}
-		key, _, ok := strings.Cut(d.Name(), scratchMark)
-		if ok && forks.Key(key) != forks.Work {
-			if _, err := e.driver.Tree(forks.Key(key)); !isNotFound(err) {
-				continue
-			}
-		}
-		if err := sandbox.RemoveScratch(filepath.Join(dir, d.Name())); err != nil {
+		if err := e.sweepOne(dir, d.Name()); err != nil {
 			return fmt.Errorf("remove what an interrupted command left: %w", err)
 		}
 	}
 	return nil
+}
+
+func (e *Env) sweepOne(dir, name string) error {
+	if strings.HasPrefix(name, trialMark) {
+		lock := flockDir(filepath.Join(dir, name))
+		if lock == nil {
+			return nil // a reader is trying a driver
+		}
+		defer lock.Close()
+	}
+	key, _, ok := strings.Cut(name, scratchMark)
+	if ok && forks.Key(key) != forks.Work {
+		if _, err := e.driver.Tree(forks.Key(key)); !isNotFound(err) {
+			return nil
+		}
+	}
+	return sandbox.RemoveScratch(filepath.Join(dir, name))
 }

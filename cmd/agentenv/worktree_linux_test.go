@@ -205,7 +205,12 @@ func TestKeepWaitsForTournament(t *testing.T) {
 			t.Skip("waiting is the same for everybody")
 		}
 		u.init(t, "one")
-		long, _ := u.background(t, "tournament", "--plain", "--test", "true", "--", "sleep 700")
+		long, tells := u.background(t, "tournament", "--plain", "--test", "true", "--", "sleep 700")
+		defer func() {
+			if t.Failed() {
+				t.Logf("the tournament said: %s", tells)
+			}
+		}()
 		until(t, "the tournament", func() bool {
 			_, errs, code := u.run(t, u.src, "agentenv", "--root", u.root, "commit")
 			return code == exitHarness && strings.Contains(errs, "tournament")
