@@ -14,6 +14,7 @@ import (
 	library "github.com/containerd/btrfs/v2"
 
 	"github.com/agentenv/agentenv/forks"
+	"github.com/agentenv/agentenv/forks/internal/fsat"
 	"github.com/agentenv/agentenv/forks/internal/layer"
 	"github.com/agentenv/agentenv/forks/internal/step"
 	"golang.org/x/sys/unix"
@@ -287,7 +288,7 @@ func (k *capture) seal(fd int, w *writer) error {
 	if err := os.Symlink(in.String(), filepath.Join(node, "info")); err != nil {
 		return err
 	}
-	return syncDir(node)
+	return fsat.SyncDir(node)
 }
 
 // know finds out what the source was, and keeps it beside the tree unless the

@@ -250,13 +250,5 @@ func (d *driver) forkStage(st *layer.Stage, key forks.Key, base forks.ID) error 
 	if key != forks.Work {
 		return nil
 	}
-	return syncDir(filepath.Dir(dir))
-}
-
-func syncDir(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
+	return fsat.SyncDir(filepath.Dir(dir))
 }

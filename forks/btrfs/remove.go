@@ -240,7 +240,7 @@ func (d *driver) RemoveSnapshot(ctx context.Context, id forks.ID) (err error) {
 	if err := f.Close(); err != nil {
 		return err
 	}
-	if err := syncDir(d.store.NodePath(id)); err != nil {
+	if err := fsat.SyncDir(d.store.NodePath(id)); err != nil {
 		return err
 	}
 	step.At("btrfs.remove-snapshot.marked")

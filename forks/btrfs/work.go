@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/agentenv/agentenv/forks"
+	"github.com/agentenv/agentenv/forks/internal/fsat"
 	"github.com/agentenv/agentenv/forks/internal/layer"
 	"github.com/agentenv/agentenv/forks/internal/step"
 	"golang.org/x/sys/unix"
@@ -357,7 +358,7 @@ func (d *driver) exchange(ctx context.Context, key forks.Key, id forks.ID) error
 	if err := setForkBase(dir, string(id)); err != nil {
 		return err
 	}
-	if err := syncDir(dir); err != nil {
+	if err := fsat.SyncDir(dir); err != nil {
 		return err
 	}
 	step.At("btrfs.checkout.settled")

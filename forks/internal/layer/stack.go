@@ -246,7 +246,7 @@ func (s *Store) makeStack(stage *Stage, key forks.Key, base forks.ID, hold func(
 	unix.Close(stage.FD) // the lock stays with the copy
 	step.At("stack.fork.placed")
 	if key == forks.Work {
-		if err := syncDir(s.Dir); err != nil {
+		if err := fsat.SyncDir(s.Dir); err != nil {
 			return nil, err
 		}
 	}
@@ -305,7 +305,7 @@ func (s *Store) buildStack(stage *Stage, base forks.ID, root int, durable bool) 
 		return err
 	}
 	for _, name := range []string{"stack/tree", "stack", "."} {
-		if err := syncDir(filepath.Join(stage.Path, name)); err != nil {
+		if err := fsat.SyncDir(filepath.Join(stage.Path, name)); err != nil {
 			return err
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/agentenv/agentenv/forks"
+	"github.com/agentenv/agentenv/forks/internal/fsat"
 	"github.com/agentenv/agentenv/forks/internal/step"
 	"golang.org/x/sys/unix"
 )
@@ -76,7 +77,7 @@ func (s *Store) renameStage(ctx context.Context, stage *Stage, u *Upper, id fork
 		return 0, err
 	}
 	if key == forks.Work { // what is in an attempt's fork is lost with the power
-		if err := syncDir(dir); err != nil {
+		if err := fsat.SyncDir(dir); err != nil {
 			return 0, errors.Join(err, os.Remove(s.nextPath(key)))
 		}
 	}
@@ -111,7 +112,7 @@ func (s *Store) complete(ctx context.Context, u *Upper, id forks.ID) (int64, err
 		return 0, err
 	}
 	step.At("stack.commit.flushed")
-	return bytes + int64(len(record)), syncDir(dir)
+	return bytes + int64(len(record)), fsat.SyncDir(dir)
 }
 
 // writeDurably writes a file, over what a commit that was cut short left.
@@ -231,7 +232,7 @@ func (s *Store) replaceStack(stage *Stage, key forks.Key) error {
 	}
 	if key == forks.Work {
 		dir, _ := s.ForkDir(key)
-		if err := syncDir(dir); err != nil {
+		if err := fsat.SyncDir(dir); err != nil {
 			return err
 		}
 	}

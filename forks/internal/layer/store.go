@@ -179,19 +179,6 @@ func (st *Stage) Remove(ctx context.Context) error {
 	return fsat.RemoveAll(context.WithoutCancel(ctx), tmp, filepath.Base(st.Path))
 }
 
-// syncDir makes the names in a directory durable.
-func syncDir(path string) error {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &os.PathError{Op: "open", Path: path, Err: err}
-	}
-	defer unix.Close(fd)
-	if err := unix.Fsync(fd); err != nil {
-		return &os.PathError{Op: "fsync", Path: path, Err: err}
-	}
-	return nil
-}
-
 // Publish makes the stage's directory "node", which is complete and durable,
 // the snapshot id.
 func (st *Stage) Publish(id, base forks.ID) error {
@@ -213,7 +200,7 @@ func (s *Store) place(path string, id, base forks.ID) error {
 	s.mu.Lock()
 	s.bases[id] = base
 	s.mu.Unlock()
-	return syncDir(s.path("nodes"))
+	return fsat.SyncDir(s.path("nodes"))
 }
 
 // readRecord reads snapshot id's record.
@@ -551,7 +538,7 @@ func (s *Store) RemoveSnapshot(ctx context.Context, id forks.ID) error {
 		return err
 	}
 	f.Close()
-	if err := syncDir(s.NodePath(id)); err != nil {
+	if err := fsat.SyncDir(s.NodePath(id)); err != nil {
 		return err
 	}
 	return s.collect(ctx)
