@@ -140,7 +140,8 @@ func (e *Env) Promote(ctx context.Context, f Frozen, message string) (Snapshot, 
 }
 
 func (e *Env) promote(ctx context.Context, f Frozen, message string) (Snapshot, error) {
-	if _, err := e.workTree(); isNotFound(err) && !e.meta.InPlace {
+	was, err := e.workTree()
+	if isNotFound(err) && !e.meta.InPlace {
 		if err := e.list(f.node(message), true); err != nil {
 			return Snapshot{}, err
 		}
@@ -155,7 +156,12 @@ func (e *Env) promote(ctx context.Context, f Frozen, message string) (Snapshot, 
 			return s, err
 		}
 	}
-	if err := e.moveTree(context.WithoutCancel(ctx), "tournament", s.ID); err != nil {
+	ctx = context.WithoutCancel(ctx)
+	err = e.moveTree(ctx, "tournament", s.ID)
+	if err == nil && was.Mount.Overlay == nil {
+		_, err = e.attachWork(ctx, was) // it stood on the host
+	}
+	if err != nil {
 		if e.meta.Head == s.ID { // all is done, but may not be durable
 			return s, err
 		}

@@ -249,7 +249,8 @@ func (e *Env) goTo(ctx context.Context, id ID) error {
 func isDamaged(err error) bool { return errors.Is(err, forks.ErrDamaged) || isNotFound(err) }
 
 // moveTree makes the work tree equal to id and then moves HEAD there: until
-// that last step, a crash is undone by going back to HEAD.
+// that last step, a crash is undone by going back to HEAD. Whether the tree then
+// stands on the host is the caller's affair.
 func (e *Env) moveTree(ctx context.Context, op string, id ID) error {
 	was, err := e.workTree()
 	if err != nil {
@@ -267,11 +268,7 @@ func (e *Env) moveTree(ctx context.Context, op string, id ID) error {
 	if err := e.save(m); err != nil {
 		return err
 	}
-	if err := e.journal.end(seq); err != nil || was.Mount.Overlay != nil {
-		return err
-	}
-	_, err = e.attachWork(ctx, was) // it stood on the host
-	return err
+	return e.journal.end(seq)
 }
 
 // undoCheckout puts the work tree back to HEAD after a checkout that failed

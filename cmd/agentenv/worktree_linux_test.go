@@ -282,6 +282,7 @@ func TestMountedWorkTree(t *testing.T) {
 		_, errs, code = u.run(t, u.src, "agentenv", "--root", u.root, "checkout", string(u.log(t)[0].ID))
 		assert.Equal(t, code, 0, errs)
 		assert.Assert(t, strings.Contains(errs, "cd"), errs)
+		assert.Equal(t, strings.Count(errs, "must `cd` to it again"), 1, errs)
 		assert.Equal(t, state(), whole("two"))
 		assert.NilError(t, c.Process.Kill())
 		_ = c.Wait()

@@ -205,7 +205,7 @@ func orTree(d *driver, key forks.Key, err error) (forks.Tree, error) {
 
 func (d *driver) attach(ctx context.Context, key forks.Key) error {
 	if os.Geteuid() != 0 {
-		return fmt.Errorf("%w: only root can mount a tree on the host; it is seen inside `agentenv exec` and `agentenv shell`", forks.ErrUnsupported)
+		return fmt.Errorf("%w: only root can mount a tree on the host; it is seen inside `agentenv exec`", forks.ErrUnsupported)
 	}
 	if err := d.store.Ready(ctx, key); err != nil {
 		return err
@@ -221,7 +221,7 @@ func (d *driver) attach(ctx context.Context, key forks.Key) error {
 	mount.Overlay.Volatile = false
 	fd, err := mount.Open()
 	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("%w: mounting the tree on the host is forbidden here; it is seen inside `agentenv exec` and `agentenv shell`: %w", forks.ErrUnsupported, err)
+		return fmt.Errorf("%w: mounting the tree on the host is forbidden here; it is seen inside `agentenv exec`: %w", forks.ErrUnsupported, err)
 	}
 	if err != nil {
 		return err
