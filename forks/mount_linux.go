@@ -3,6 +3,7 @@ package forks
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -48,7 +49,7 @@ func (o *Overlay) mount() (int, error) {
 	}
 	defer unix.Close(fs)
 	switch err := o.addLowers(fs, dir); {
-	case errors.Is(err, unix.EINVAL):
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP): // before Linux 6.13
 		return o.mountNames()
 	case err != nil:
 		return -1, err
@@ -96,8 +97,13 @@ func (o *Overlay) waitFree() error {
 // namespace. The kernel marks such a directory and refuses it with EBUSY to a
 // mount that wants an index (without one it only warns); to be its own work
 // directory, as it is asked to here, it refuses to any other with EINVAL. Who
-// may not mount gets nil.
+// may not mount gets nil. A refusal of either kind is a line in the kernel's log,
+// so nobody asks whose work directory says enough: the first thing that a mount
+// does is to make something in it.
 func (o *Overlay) Free() error {
+	if isEmpty(filepath.Join(o.Dir, o.Work)) {
+		return nil
+	}
 	fs, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil // the mount, if it comes to one, says why
@@ -115,6 +121,17 @@ func (o *Overlay) Free() error {
 		return &os.PathError{Op: "mount", Path: upper, Err: ErrInUse}
 	}
 	return nil
+}
+
+// isEmpty says whether dir is a directory with nothing in it.
+func isEmpty(dir string) bool {
+	f, err := os.Open(dir)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	_, err = f.Readdirnames(1)
+	return err == io.EOF
 }
 
 // options are those of every overlay of this program.
