@@ -1,6 +1,7 @@
 package env
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -86,12 +87,23 @@ func busy(root string, h holder) error {
 }
 
 // writeHolder says who has the lock. It is a courtesy: where it cannot be
-// written, as on a full disk, what frees space must still be able to work.
+// written, as on a full disk, what frees space must still be able to work. It
+// is written over what was there, with blanks up to its end: a file that is cut
+// short to be written anew is flushed by some file systems when it is closed.
 func writeHolder(path, op string) {
 	data, err := json.Marshal(holder{PID: os.Getpid(), Op: op, Since: time.Now()})
-	if err == nil {
-		_ = os.WriteFile(path, data, 0o600)
+	if err != nil {
+		return
 	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err == nil && st.Size() > int64(len(data)) {
+		data = append(data, bytes.Repeat([]byte(" "), int(st.Size())-len(data))...)
+	}
+	_, _ = f.Write(data)
 }
 
 func readHolder(path string) holder {

@@ -114,3 +114,39 @@ func TestMountLongNames(t *testing.T) {
 	assert.ErrorIs(t, err, ErrUnsupported)
 	assert.ErrorContains(t, err, "201 layers")
 }
+
+// Whether an upper is mounted is asked without a word in the kernel's log where
+// its work directory tells: nothing was ever mounted on it.
+func TestFreeUnused(t *testing.T) {
+	o := layers(t, 1)
+	assert.NilError(t, o.Free())
+	assert.Assert(t, isEmpty(filepath.Join(o.Dir, o.Work)))
+	assert.Assert(t, !isEmpty(o.Dir))
+	assert.Assert(t, !isEmpty(filepath.Join(o.Dir, "missing")))
+	o.Work = "missing"
+	assert.NilError(t, o.Free())
+}
+
+// A directory that is spread says so where the file system knows how, is left
+// alone elsewhere, and hands the request down to nobody.
+func TestSpread(t *testing.T) {
+	dir := t.TempDir()
+	Spread(filepath.Join(dir, "missing"))
+	Spread(dir)
+	Spread(dir)
+	sub := filepath.Join(dir, "sub")
+	assert.NilError(t, os.Mkdir(sub, 0o700))
+	var st unix.Statfs_t
+	assert.NilError(t, unix.Statfs(dir, &st))
+	if st.Type != unix.EXT4_SUPER_MAGIC {
+		t.Skip("the file system of TMPDIR is not ext4")
+	}
+	for path, want := range map[string]int{dir: topDir, sub: 0} {
+		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		assert.NilError(t, err)
+		flags, err := unix.IoctlGetInt(fd, unix.FS_IOC_GETFLAGS)
+		assert.NilError(t, err)
+		assert.NilError(t, unix.Close(fd))
+		assert.Equal(t, flags&topDir, want, path)
+	}
+}

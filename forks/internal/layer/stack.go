@@ -457,6 +457,6 @@ func (s *Store) dropNext(key forks.Key, id forks.ID) error {
 // whatever mount namespace: then the kernel refuses a mount with an index on
 // it. Who may not mount gets false.
 func InUse(path string) bool {
-	o := forks.Overlay{Dir: path, Upper: "tree"}
+	o := forks.Overlay{Dir: path, Upper: "tree", Work: "work"}
 	return errors.Is(o.Free(), forks.ErrInUse)
 }

@@ -127,6 +127,7 @@ func (s *Store) makeDirs() error {
 			return err
 		}
 	}
+	forks.Spread(s.path("tmp"))
 	return nil
 }
 
