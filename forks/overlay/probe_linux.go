@@ -9,6 +9,7 @@ import (
 
 	"github.com/agentenv/agentenv/forks"
 	"github.com/agentenv/agentenv/forks/internal/layer/driver"
+	"github.com/moby/sys/userns"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,7 +23,7 @@ func probe(ctx context.Context, dir string) forks.Probe {
 	}
 	p.OK, p.Lost = true, ""
 	p.Detail = "overlays can be mounted here, by root on the host"
-	if os.Geteuid() != 0 {
+	if os.Geteuid() != 0 || userns.RunningInUserNS() {
 		p.Detail = "overlays can be mounted here, in a user namespace"
 	}
 	return p

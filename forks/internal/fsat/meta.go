@@ -240,7 +240,8 @@ func (s Setter) mustChmod(m *Meta, st *unix.Stat_t) bool {
 }
 
 // owner changes the owner where it differs. Who is not root can at most choose
-// another of his groups.
+// another of his groups; root of a user namespace can give no file to an id that
+// it does not have.
 func (s Setter) owner(m *Meta, st *unix.Stat_t, chown func(uid, gid int) error) error {
 	gid := m.GID
 	if s.OwnGroup && !s.root {
@@ -248,7 +249,11 @@ func (s Setter) owner(m *Meta, st *unix.Stat_t, chown func(uid, gid int) error) 
 	}
 	switch {
 	case s.root && (st.Uid != m.UID || st.Gid != gid):
-		return chown(int(m.UID), int(gid))
+		err := chown(int(m.UID), int(gid))
+		if err == unix.EINVAL && !Mapped(m.UID, gid) {
+			return nil
+		}
+		return err
 	case st.Gid != gid:
 		return ignore(chown(-1, int(gid)), unix.EPERM, unix.EINVAL)
 	}

@@ -404,13 +404,16 @@ func (s *scanner) keepRecorded(k *kid, xattrs *[]Xattr) {
 		keepOwner(&k.node, &s.Base.Nodes[k.base])
 		return
 	}
-	if !s.Ours || os.Geteuid() == 0 && !s.Upper {
+	if !s.Ours {
 		return
 	}
 	b := &s.Base.Nodes[k.base]
-	_, recorded := s.Base.Extra(k.base)
-	keepXattrs(recorded, xattrs, s.Upper)
-	if os.Geteuid() == 0 {
+	root := os.Geteuid() == 0
+	if !root || s.Upper {
+		_, recorded := s.Base.Extra(k.base)
+		keepXattrs(recorded, xattrs, s.Upper)
+	}
+	if root && fsat.Mapped(b.UID, b.GID) {
 		return
 	}
 	expected := k.node.UID == b.DiskUID && k.node.GID == b.DiskGID
