@@ -52,6 +52,9 @@ func DeleteAll(ctx context.Context, root string, opts Options) (d DeletedAll, er
 	defer func() { err = errors.Join(err, lock.Unlock()) }()
 	backends := opts.Backends
 	if m, err := readMeta(root); err == nil {
+		if err := m.checkIDs(root); err != nil {
+			return d, err
+		}
 		d.Snapshots = len(m.Nodes)
 		if m.InPlace {
 			d.Kept = m.Source

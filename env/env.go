@@ -29,6 +29,9 @@ type Options struct {
 	Notify func(line string)
 	// Git lets a promotion in place bring hooks, config and info of a .git.
 	Git bool
+	// Owners holds the owners (uid, gid) of paths below the directory that is
+	// taken in, where this process does not see them: they are not mapped.
+	Owners map[string][2]uint32
 	// Progress is told how much of a long copy is done.
 	Progress func(files, bytes int64)
 }
@@ -155,6 +158,9 @@ func (e *Env) holdWork(ctx context.Context) error {
 // openDriver opens the driver that the environment was made with. It is never
 // another: a store read by the wrong driver would be destroyed.
 func openDriver(ctx context.Context, root string, m *meta, opts Options) (forks.Driver, error) {
+	if err := m.checkIDs(root); err != nil {
+		return nil, err
+	}
 	name, err := opts.backend()
 	if err != nil {
 		return nil, err

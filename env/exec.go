@@ -27,7 +27,7 @@ type ExecResult struct {
 // it, and saves what that changed, unless noCommit is true. started is given
 // the process, so that signals can be passed on.
 func (e *Env) Exec(ctx context.Context, r Run, noCommit bool, started func(sandbox.Process)) (ExecResult, error) {
-	saved, err := e.SaveWork(ctx, "before "+messageOf(r.Args))
+	saved, err := e.SaveWork(ctx, "before "+r.message())
 	if err != nil {
 		return ExecResult{}, err
 	}
@@ -47,9 +47,12 @@ func (e *Env) Exec(ctx context.Context, r Run, noCommit bool, started func(sandb
 	if res.Result, err = p.Wait(); err != nil {
 		return res, err
 	}
+	if err := stuckError(res.Result, "what the command changed is in the work tree, and the next command saves it"); err != nil {
+		return res, err
+	}
 	if !noCommit {
 		// What the command did is kept, however it ended.
-		s, err := e.commitHead(context.WithoutCancel(ctx), messageOf(r.Args), KindExec)
+		s, err := e.commitHead(context.WithoutCancel(ctx), r.message(), KindExec)
 		if err != nil {
 			return res, err
 		}
@@ -86,17 +89,25 @@ func (e *Env) ExecFork(ctx context.Context, ref string, r Run, keep bool, starte
 	if err != nil {
 		return res, e.explainTree(ctx, err)
 	}
-	defer func() { err = errors.Join(err, f.Remove(context.WithoutCancel(ctx))) }()
+	defer func() {
+		if len(res.Stuck) == 0 {
+			err = errors.Join(err, f.Remove(context.WithoutCancel(ctx)))
+		}
+	}()
 	e.warn(f.tree.Warnings)
 	p, err := f.Start(ctx, r)
 	if err != nil {
 		return res, err
 	}
 	started(p)
-	if res.Result, err = p.Wait(); err != nil || !keep {
+	if res.Result, err = p.Wait(); err != nil {
 		return res, err
 	}
-	kept, err := e.keepFork(ctx, f, res.Base, messageOf(r.Args))
+	err = stuckError(res.Result, "its fork goes with the next command, once it has ended")
+	if err != nil || !keep {
+		return res, err
+	}
+	kept, err := e.keepFork(ctx, f, res.Base, r.message())
 	if err != nil {
 		return res, err
 	}
@@ -157,6 +168,22 @@ func (e *Env) lockWhenFree(ctx context.Context) (*Env, error) {
 		case <-time.After(keepRetry):
 		}
 	}
+}
+
+// stuckError says what could not be ended of a command; nil if nothing.
+func stuckError(r sandbox.Result, hint string) error {
+	if len(r.Stuck) == 0 {
+		return nil
+	}
+	return &Error{Kind: forks.ErrInUse, Msg: strings.Join(r.Stuck, ", ") + " and cannot be killed", Hint: hint}
+}
+
+// message is that of the snapshot of what r left.
+func (r Run) message() string {
+	if r.Message != "" {
+		return r.Message
+	}
+	return messageOf(r.Args)
 }
 
 // messageOf is a command as one line of bounded length.

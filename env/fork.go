@@ -177,7 +177,13 @@ type Run struct {
 	// HomeDir is the caller's home.
 	HomeDir string
 	Binds   []sandbox.Bind
-	Args    []string
+	Network sandbox.Network
+	Limits  sandbox.Limits
+	// Terminal is as in [sandbox.Command].
+	Terminal *os.File
+	Args     []string
+	// Message is that of the snapshot which follows, if not the command line.
+	Message string
 	// Env is the environment; [Env.Environ] gives it what the kind of tree
 	// needs. AGENTENV_TREE is added where the tree stands at a path of its own.
 	Env []string
@@ -230,6 +236,7 @@ func (e *Env) startHeld(ctx context.Context, tree forks.Tree, hold *os.File, r R
 			Binds: r.Binds, Hide: e.hide(),
 		},
 		Args: r.Args, Env: r.Env, Dir: at, Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, Hold: hold,
+		Network: r.Network, Limits: r.Limits, Terminal: r.Terminal,
 	}
 	if e.meta.Kind == Workspace {
 		c.View.At = e.meta.MountAt
@@ -261,6 +268,9 @@ func (p *process) Wait() (sandbox.Result, error) {
 	res, err := p.Process.Wait()
 	p.once.Do(func() {
 		p.release()
+		if len(res.Stuck) > 0 {
+			return // it is in use; sweep removes it later
+		}
 		if rerr := sandbox.RemoveScratch(p.scratch); err == nil {
 			err = rerr
 		}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/agentenv/agentenv/env/sandbox"
+	"github.com/agentenv/agentenv/env/subid"
 	"github.com/agentenv/agentenv/forks"
 	"github.com/agentenv/agentenv/forks/archive"
 )
@@ -38,6 +39,9 @@ type InitOptions struct {
 	CrossFilesystem bool
 	// NoWorkTree leaves the work tree to be made when it is needed.
 	NoWorkTree bool
+	// IDs, for a system, is the map of the user namespace that this process is
+	// in, if it is one of package subid: the environment is of that from then on.
+	IDs *subid.Map
 }
 
 // Init makes an environment at root, takes its first snapshot and returns it
@@ -82,7 +86,11 @@ func Init(ctx context.Context, root string, in InitOptions, opts Options) (_ *En
 
 // fill takes the first snapshot of a root that holds nothing yet.
 func (e *Env) fill(ctx context.Context, in InitOptions) error {
-	if err := e.clearLeftovers(ctx); err != nil {
+	err := e.clearLeftovers(ctx)
+	if errors.Is(err, fs.ErrPermission) && in.IDs == nil {
+		return &Error{Kind: forks.ErrUnsupported, Msg: "what an init that was killed left cannot be removed", Cause: err, Hint: "agentenv --root " + e.root + " delete --all"}
+	}
+	if err != nil {
 		return err
 	}
 	backend, err := e.chooseBackend(ctx)
@@ -97,7 +105,10 @@ func (e *Env) fill(ctx context.Context, in InitOptions) error {
 	}
 	e.meta = &meta{Version: metaPlain, Backend: backend.Name, Source: in.From, Exclude: in.Exclude, Tags: map[string]ID{}}
 	if in.InPlace {
-		e.meta.InPlace, e.meta.Version = true, metaVersion
+		e.meta.InPlace, e.meta.Version = true, metaInPlace
+	}
+	if in.IDs != nil {
+		e.meta.IDs, e.meta.Version = in.IDs, metaIDs
 	}
 	n := node{ID: newID(), Created: time.Now(), Kind: KindInit, Source: in.From}
 	if in.From != "" {
@@ -141,7 +152,7 @@ func (e *Env) fill(ctx context.Context, in InitOptions) error {
 // work tree.
 func (e *Env) firstSource(in InitOptions) (forks.Source, error) {
 	if !in.InPlace {
-		return forks.Source{Dir: in.From, Exclude: in.Exclude, CrossFilesystems: in.CrossFilesystem}, nil
+		return forks.Source{Dir: in.From, Exclude: in.Exclude, CrossFilesystems: in.CrossFilesystem, Owners: e.opts.Owners}, nil
 	}
 	p := newInPlace(e.driver, e.root, e.meta, e.opts)
 	e.driver = p
@@ -158,6 +169,7 @@ func (e *Env) captureInto(ctx context.Context, n *node, base ID, src forks.Sourc
 		return false, err
 	}
 	e.warn(c.Warnings)
+	e.warnStrangers(src.Owners)
 	n.Stats, n.Bytes = statsOf(c), c.Bytes
 	return len(c.List) > 0, nil
 }
@@ -202,6 +214,9 @@ func (e *Env) decideKind(ctx context.Context, id ID, in InitOptions) error {
 			return &Error{Kind: ErrUsage, Msg: "--mount-at is for workspaces: a rootfs is seen as /", Hint: "leave it out, or say --kind workspace"}
 		}
 		return nil
+	}
+	if in.IDs != nil {
+		return &Error{Kind: ErrUsage, Msg: "the tree looks like a system, but bin/sh cannot be executed", Hint: "say --kind workspace if it is none"}
 	}
 	e.meta.MountAt = in.MountAt
 	if e.meta.MountAt == "" {

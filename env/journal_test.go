@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -120,6 +121,13 @@ func TestLockFileOfTheDead(t *testing.T) {
 	l, err := acquire(context.Background(), root, "commit", nil)
 	assert.NilError(t, err)
 	assert.Equal(t, readHolder(path).PID, os.Getpid())
+	// What was longer is written over, not cut short and grown again.
+	writeFile(t, path, strings.Repeat("{", 500))
+	writeHolder(path, "commit")
+	assert.Equal(t, readHolder(path).PID, os.Getpid())
+	st, err := os.Stat(path)
+	assert.NilError(t, err)
+	assert.Equal(t, st.Size(), int64(500))
 
 	// The holder has not written yet.
 	writeFile(t, path, stale)

@@ -13,14 +13,19 @@ import (
 	"time"
 
 	"github.com/google/renameio/v2"
+
+	"github.com/agentenv/agentenv/env/subid"
 )
 
 // metaVersion is the newest format of meta.json and of the journal. A binary
-// refuses what is newer than it knows. Format 2 says that an environment is in
-// place; all others are of format metaPlain, so that older binaries open them.
+// refuses what is newer than it knows. What an environment does not need it does
+// not claim, so that older binaries open it: format 2 says that it is in place,
+// format 3 that its files have a range of ids.
 const (
-	metaVersion = 2
+	metaVersion = metaIDs
 	metaPlain   = 1
+	metaInPlace = 2
+	metaIDs     = 3
 )
 
 // The names below a root.
@@ -49,7 +54,10 @@ type meta struct {
 	Exclude []string `json:"exclude,omitempty"`
 	// InPlace says that Source is the work tree.
 	InPlace bool `json:"in_place,omitempty"`
-	Head    ID   `json:"head"`
+	// IDs is the map of the user namespace in which alone the files have their
+	// owners, and everything is done.
+	IDs  *subid.Map `json:"ids,omitempty"`
+	Head ID         `json:"head"`
 	// Nodes is in order of creation.
 	Nodes []node        `json:"snapshots"`
 	Tags  map[string]ID `json:"tags"`

@@ -29,6 +29,7 @@ func (e *Env) makeScratch(prefix string) (string, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
+	forks.Spread(dir)
 	return os.MkdirTemp(dir, prefix)
 }
 

@@ -32,6 +32,8 @@ type Status struct {
 	WorkTreeSeen string `json:"work_tree_seen"`
 	// InPlace: Source is the work tree.
 	InPlace bool `json:"in_place,omitempty"`
+	// IDs is how many user ids there are in a system that has a range of them.
+	IDs int64 `json:"ids,omitempty"`
 	// WorkTreeMade says whether the work tree is there; if not, the next
 	// command that needs it makes it.
 	WorkTreeMade bool `json:"work_tree_made"`
@@ -61,6 +63,9 @@ func (e *Env) Status(ctx context.Context) (Status, error) {
 	s := Status{
 		Root: e.root, Kind: e.meta.Kind, Backend: e.meta.Backend, Head: e.meta.Head,
 		Snapshots: len(e.meta.Nodes), MountAt: e.MountAt(), Source: e.meta.Source, WorkTree: e.WorkTree(), InPlace: e.meta.InPlace,
+	}
+	if e.meta.IDs != nil {
+		s.IDs = e.meta.IDs.Size()
 	}
 	for _, n := range e.meta.Nodes {
 		s.Disk.Bytes += n.Bytes

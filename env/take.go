@@ -32,7 +32,7 @@ func (e *Env) TakeDir(ctx context.Context, dir string) (Snapshot, error) {
 		parent = last.ID
 	}
 	n := node{ID: newID(), Parent: parent, Created: time.Now(), Kind: KindSync, Source: dir, Message: "taken from " + dir}
-	changed, err := e.captureInto(ctx, &n, e.meta.store(parent), forks.Source{Dir: dir, Exclude: e.excludeFor(dir)})
+	changed, err := e.captureInto(ctx, &n, e.meta.store(parent), forks.Source{Dir: dir, Exclude: e.excludeFor(dir), Owners: e.opts.Owners})
 	if err != nil {
 		return Snapshot{}, err
 	}

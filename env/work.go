@@ -77,6 +77,9 @@ func (e *Env) standWork(ctx context.Context) (forks.Tree, error) {
 // attachWork makes an existing work tree stand on the host. Where this user
 // cannot have it there, it is mounted where each command runs.
 func (e *Env) attachWork(ctx context.Context, tree forks.Tree) (forks.Tree, error) {
+	if e.meta.IDs != nil {
+		return tree, nil // our mounts go when this process does
+	}
 	at, err := e.driver.Attach(ctx, forks.Work)
 	if errors.Is(err, forks.ErrUnsupported) {
 		return tree, nil

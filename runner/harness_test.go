@@ -21,6 +21,7 @@ import (
 	"gotest.tools/v3/assert"
 
 	"github.com/agentenv/agentenv/env"
+	"github.com/agentenv/agentenv/env/envtest"
 	"github.com/agentenv/agentenv/env/sandbox"
 	"github.com/agentenv/agentenv/forks"
 	"github.com/agentenv/agentenv/forks/all"
@@ -55,6 +56,7 @@ var testBackends = all.Backends()
 // newWorld makes an environment of files, NAME: CONTENT, with a work tree.
 func newWorld(t *testing.T, files map[string]string, exec env.Executor, backends ...forks.Backend) *world {
 	t.Helper()
+	envtest.Census(t)
 	if backends == nil {
 		backends = testBackends
 	}
@@ -160,6 +162,9 @@ func (plainExecutor) Start(_ context.Context, c sandbox.Command) (sandbox.Proces
 }
 
 func (p *plainProcess) Signal(s syscall.Signal) error { return p.cmd.Process.Signal(s) }
+
+func (p *plainProcess) Freeze() error { return syscall.Kill(-p.cmd.Process.Pid, syscall.SIGSTOP) }
+func (p *plainProcess) Thaw() error   { return syscall.Kill(-p.cmd.Process.Pid, syscall.SIGCONT) }
 
 func (p *plainProcess) Stop(grace time.Duration) {
 	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGTERM)

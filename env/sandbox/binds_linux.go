@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -36,20 +35,17 @@ func (w *world) hiddenMounts() ([]string, error) {
 	if w.spec.UserNS {
 		return nil, nil
 	}
-	infos, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
-		return !slices.ContainsFunc(w.spec.View.Hide, func(dir string) bool {
-			_, in := below(dir, m.Mountpoint)
-			return in && dir != m.Mountpoint
-		}), false
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list mounts: %w", err)
-	}
+	points, err := w.hostMounts()
 	var at []string
-	for _, m := range infos {
-		at = append(at, m.Mountpoint)
+	for _, p := range points {
+		if slices.ContainsFunc(w.spec.View.Hide, func(dir string) bool {
+			_, in := below(dir, p)
+			return in && dir != p
+		}) {
+			at = append(at, p)
+		}
 	}
-	return at, nil
+	return at, err
 }
 
 // drop unmounts, in the copy of the host's system, what is mounted at hidden

@@ -45,6 +45,32 @@ const (
 	ReadWrite Mode = "rw"
 )
 
+// Network is what of the network a command sees.
+type Network string
+
+// The kinds of network, as CONTRACT §4 defines them. The empty one is the
+// host's.
+const (
+	NetworkHost    Network = "host"
+	NetworkPrivate Network = "private"
+	NetworkNAT     Network = "nat"
+)
+
+// Limits bound a command together with everything that it starts. A zero field
+// is no limit.
+type Limits struct {
+	// CPUs is in cores.
+	CPUs float64
+	// Memory and Disk are in bytes.
+	Memory, Disk int64
+	// PIDs is how many processes and threads there may be at once, NoFile how
+	// many files each process may have open.
+	PIDs, NoFile int
+	// BestEffort goes on, with a notice, where this machine cannot enforce a
+	// limit; without it the command is not started.
+	BestEffort bool
+}
+
 // Bind brings the host path From in at To; both are absolute.
 type Bind struct {
 	From, To string
@@ -90,6 +116,14 @@ type Command struct {
 	// pipe; nil discards.
 	Stdin          *os.File
 	Stdout, Stderr io.Writer
+	// Terminal, if not nil, is the user's terminal. The command then has a
+	// terminal of its own as its streams, which is connected to this one: raw
+	// while the command runs, its size followed, its settings put back however
+	// that ends. What the command writes goes to Stdout, or if that is nil to the
+	// terminal; Stdin and Stderr are not used.
+	Terminal *os.File
+	Network  Network
+	Limits   Limits
 	// Hold, if not nil, stays open as long as anything that the command started
 	// is alive, also when agentenv itself is dead by then. The command does not
 	// see it. It is what [forks.Driver.Use] gives.
@@ -105,6 +139,12 @@ type Process interface {
 	// once; Wait tells when it is done. A second Stop with a shorter grace
 	// shortens the first. Safe from any goroutine, also after the end.
 	Stop(grace time.Duration)
+	// Freeze stops all that the command started, where it is, and Thaw lets go on
+	// what Freeze stopped; what was stopped already stays so. An error of Freeze
+	// means that some run on, such as one that waits for a disk: the others stand
+	// still until Thaw. The frozen can be killed; a Stop with a grace wakes them.
+	Freeze() error
+	Thaw() error
 	// Wait returns when the command has ended and nothing it started is left,
 	// with all output written. It may be called once.
 	Wait() (Result, error)
@@ -123,6 +163,13 @@ type Result struct {
 	Reason     string
 	// NoDir says that NotStarted is because Command.Dir is not there.
 	NoDir bool
+	// Limit says which of the command's limits was reached, in words such as
+	// "out of memory (limit 2GiB)"; empty if none, or if the command succeeded
+	// nevertheless.
+	Limit string
+	// Stuck names the processes that hang in the kernel and could not be killed,
+	// one line each. What they stand in is still in use.
+	Stuck []string
 	// Started is when the command was executed, Duration how long it ran.
 	Started  time.Time
 	Duration time.Duration
@@ -152,7 +199,7 @@ type Error struct {
 
 // namespaceParts are the parts of a sandbox whose making takes no space on a
 // file system: ENOSPC is there a limit of namespaces.
-var namespaceParts = []string{"namespaces", "user namespace", "mount namespace", "process", "pipes"}
+var namespaceParts = []string{"namespaces", "user namespace", "mount namespace", "network namespace", "network", "process", "pipes"}
 
 // OfFileSystem says whether the file system of the scratch directory, or of the
 // tree, is at fault: it is full or read-only, or a quota is used up.

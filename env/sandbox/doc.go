@@ -18,6 +18,9 @@
 //     directory to mount over, such as /dev, runs without that mount, and the
 //     user is told.
 //   - It never falls back to less isolation than was asked for.
+//   - In the cgroup of a command, which carries its limits, are the command and what
+//     it starts, and no helper. A killed agentenv leaves at most a cgroup with
+//     nothing in it, for the next command to remove.
 //
 // How: agentenv executes itself anew as the init of new namespaces (see
 // init_linux.go). The init puts the command's view together from detached
@@ -25,8 +28,25 @@
 // starts the command in a user namespace of its own, from which the mounts
 // cannot be undone. Linux 5.12 or later is needed (mount_setattr).
 //
-// The network is the host's. A network namespace would be one more flag of
-// helperAttr and one more part of a layout.
+// At the level of namespaces commands run under the seccomp filter that Docker has
+// by default, less what programs need that make sandboxes of their own
+// (seccomp_linux.go, internal/mkfilter). There is none at the level of processes,
+// which promises no more than an end to everything.
 //
-// It is no security boundary: the kernel is shared, and so is the network.
+// A command that shares the user's terminal (Command.Terminal nil, a terminal among
+// its streams) can read from it, write to it and change its settings as any program
+// can. It cannot push input that the user's shell would execute: the terminal is not
+// that of its session, and the filter denies the two ioctls that do so.
+//
+// The network is the host's, with its ports and abstract sockets, unless the
+// command asks for its own (network_linux.go): then the init is in one more
+// namespace, which belongs to the user namespace around the command's, so that
+// the command can neither change nor leave it. For the way out ([NetworkNAT]) there
+// is one more process around the init (nat_init_linux.go), in whose PID namespace
+// the forwarder ends with it. A filter that lets only some addresses through would
+// be set there, by nftables in the command's network namespace, before the init is
+// started; and names by a resolver of ours instead of the host's.
+//
+// It is no security boundary: the kernel is shared, and so, unless the command asks
+// for its own, is the network.
 package sandbox

@@ -35,11 +35,16 @@ func execute(s *spec, attr *syscall.SysProcAttr) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	attr.Chroot = s.chroot
-	pid, err := forkExec(file, s, attr)
+	attr.Chroot, attr.Setctty = s.chroot, s.TTY != 0
+	pid, err := s.inCgroup(attr, func() (int, error) {
+		return withRlimits(s.Limits, func() (int, error) { return forkExec(file, s, attr) })
+	})
+	var limits *Error
 	switch {
 	case err == nil:
 		return pid, nil
+	case errors.As(err, &limits):
+		return 0, limits
 	case refusedNamespace(err), err == syscall.EAGAIN, err == syscall.ENOMEM:
 		return 0, &Error{What: "process", Err: os.NewSyscallError("clone", err)}
 	case err == syscall.ENOENT:

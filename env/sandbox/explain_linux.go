@@ -116,8 +116,8 @@ func fixForRefusal() string {
 	case unmapped():
 		return "this user's id is not mapped in the user namespace it is in; map it, " + weaker
 	case maskedProc():
-		return "parts of /proc are hidden, as containers do; run the container with " +
-			"--security-opt systempaths=unconfined (or --privileged), " + weaker
+		return "parts of /proc are hidden, as containers do, and agentenv for root; run the container with " +
+			"--security-opt systempaths=unconfined (or --privileged), or the agentenv around this as an ordinary user, " + weaker
 	case strings.Contains(string(status), "\nSeccomp:\t2"):
 		return "a seccomp filter, such as a container's, forbids it; run the container with " +
 			"--security-opt seccomp=unconfined --security-opt systempaths=unconfined (or --privileged), " + weaker

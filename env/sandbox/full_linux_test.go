@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	"gotest.tools/v3/assert"
 
+	"github.com/agentenv/agentenv/env/envtest"
 	"github.com/agentenv/agentenv/env/sandbox"
 	"github.com/agentenv/agentenv/forks"
 )
@@ -21,6 +22,7 @@ func TestFullScratch(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("mounting a test volume needs root")
 	}
+	envtest.Census(t)
 	for inodes := range 8 {
 		t.Run(strconv.Itoa(inodes), func(t *testing.T) {
 			volume, tree, home := t.TempDir(), t.TempDir(), t.TempDir()

@@ -31,16 +31,30 @@ func (w *world) findHomeMounts() error {
 	if v.At == "" || v.Home != HomeOverlay || v.HomeDir == "" {
 		return nil
 	}
-	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(w.homeSource()))
-	if err != nil {
-		return fmt.Errorf("list mounts: %w", err)
-	}
-	for _, i := range infos {
-		if i.Mountpoint != w.homeSource() {
-			w.homeMounts = append(w.homeMounts, i.Mountpoint)
+	points, err := w.hostMounts()
+	home := w.homeSource()
+	for _, p := range points {
+		if _, in := below(home, p); in && p != home {
+			w.homeMounts = append(w.homeMounts, p)
 		}
 	}
-	return nil
+	return err
+}
+
+// hostMounts lists the mount points that there are before the sandbox mounts
+// anything.
+func (w *world) hostMounts() ([]string, error) {
+	if w.mountPoints != nil {
+		return w.mountPoints, nil
+	}
+	infos, err := mountinfo.GetMounts(nil)
+	if err != nil {
+		return nil, fmt.Errorf("list mounts: %w", err)
+	}
+	for _, i := range infos {
+		w.mountPoints = append(w.mountPoints, i.Mountpoint)
+	}
+	return w.mountPoints, nil
 }
 
 // homeSource is the caller's home with links resolved, so that it can be

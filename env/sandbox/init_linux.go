@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"os/signal"
 	"slices"
 	"sync"
 	"syscall"
@@ -17,7 +16,9 @@ import (
 
 func init() {
 	reexec.Register(initName, func() { runHelper(&nsInit{}) })
+	reexec.Register(natName, runNAT)
 	reexec.Register(reaperName, func() { runHelper(&reaper{}) })
+	reexec.Register(partName, tryPart)
 	// A helper goes to work here and not in main: what the packages that
 	// import this one initialise takes longer than all that it does.
 	reexec.Init()
@@ -32,7 +33,8 @@ type keeper interface {
 	start(s *spec) (int, error)
 	// term sends TERM (and CONT, for the stopped) to all.
 	term()
-	// end kills all that is left.
+	// kill sends KILL to all that is left; end also waits until they are gone.
+	kill()
 	end()
 }
 
@@ -41,6 +43,7 @@ type helper struct {
 	keeper keeper
 	in     io.Reader
 	null   int // the host's /dev/null; a tree may have none
+	guard  *guard
 
 	mu       sync.Mutex
 	out      io.Writer
@@ -51,8 +54,7 @@ type helper struct {
 
 // runHelper is the whole life of a helper. It never returns.
 func runHelper(k keeper) {
-	// A signal from inside must never end a helper: all are caught, none acts.
-	signal.Notify(make(chan os.Signal, 1))
+	shield()
 	unix.CloseRange(controlFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC)
 	control := os.NewFile(controlFD, "control")
 	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -64,8 +66,10 @@ func runHelper(k keeper) {
 	if err != nil {
 		syscall.Exit(1) // agentenv died before it could say go
 	}
+	s := parseSpec(m)
+	h.guard = guardTerminal(s)
 	go h.obey()
-	h.live(parseSpec(m))
+	h.live(s)
 }
 
 // live makes the sandbox, runs the command and reaps until it ends.
@@ -130,7 +134,8 @@ func (h *helper) obey() {
 	for {
 		m, err := readMessage(h.in)
 		if err != nil {
-			h.kill()
+			h.kill(h.keeper.end)
+			h.guard.wait()
 			syscall.Exit(1)
 		}
 		switch m.next() {
@@ -142,17 +147,18 @@ func (h *helper) obey() {
 			h.mu.Unlock()
 			h.keeper.term()
 		case askKill:
-			h.kill()
+			h.report(message{sayEnding})
+			h.kill(h.keeper.kill)
 		}
 	}
 }
 
 // kill ends everything, also what is just being started.
-func (h *helper) kill() {
+func (h *helper) kill(all func()) {
 	h.mu.Lock()
 	h.killed = true
 	h.mu.Unlock()
-	h.keeper.end()
+	all()
 }
 
 // signal sends a signal to the command, if it was not reaped.
@@ -179,10 +185,12 @@ func (h *helper) report(m message) {
 	_ = m.writeTo(h.out)
 }
 
-// quit says the last word and ends everything.
+// quit says the last word and ends everything. It stays, with what it holds, as
+// long as anything is alive, also if agentenv waits no more.
 func (h *helper) quit(last message) {
-	h.keeper.end()
 	h.report(last)
+	h.report(message{sayEnding})
+	h.keeper.end()
 	syscall.Exit(0)
 }
 
@@ -199,8 +207,21 @@ func (h *helper) releaseStdio() {
 type nsInit struct{}
 
 func (*nsInit) prepare(s *spec, notice func(string)) error {
+	host := hostTerminal(s)
+	if s.ownNetwork() {
+		if err := raiseNetwork(); err != nil {
+			return err
+		}
+	}
 	w := &world{spec: s, root: newRoot(), uppers: -1, notice: notice}
-	return w.build()
+	if err := w.build(); err != nil {
+		return err
+	}
+	if err := giveTerminal(s, host); err != nil {
+		return err
+	}
+	confine(notice) // this thread, which is to start the command
+	return nil
 }
 
 func (*nsInit) start(s *spec) (int, error) {
@@ -230,4 +251,12 @@ func (*nsInit) term() {
 	syscall.Kill(-1, syscall.SIGCONT)
 }
 
-func (*nsInit) end() {}
+func (*nsInit) kill() { syscall.Kill(-1, syscall.SIGKILL) }
+
+// end reaps what it killed: all in the namespace become our children. Who came
+// in from outside does not, and dies when we do.
+func (n *nsInit) end() {
+	for err := error(nil); err != syscall.ECHILD; _, err = syscall.Wait4(-1, nil, 0, nil) {
+		n.kill()
+	}
+}

@@ -79,6 +79,7 @@ func TestVictim(t *testing.T) {
 
 // TestKilled: whenever agentenv is killed, nothing of its sandboxes is left.
 func TestKilled(t *testing.T) {
+	envtest.Census(t)
 	rounds := 6
 	if envtest.Long() {
 		rounds = 300
@@ -161,6 +162,7 @@ func TestShared(t *testing.T) {
 		assert.NilError(t, err, string(out))
 		return
 	}
+	envtest.Census(t)
 	assert.NilError(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""))
 	s := sandbox.New(sandbox.Options{})
 	dir := scratchHome(t)
@@ -177,6 +179,7 @@ func TestShared(t *testing.T) {
 
 // TestDescriptors: an ended command leaves nothing open.
 func TestDescriptors(t *testing.T) {
+	envtest.Census(t)
 	s := sandbox.New(sandbox.Options{})
 	dir := scratchHome(t)
 	open := func() int {

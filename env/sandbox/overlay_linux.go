@@ -65,20 +65,21 @@ func (w *world) overlayIn(dir int, lower string, without []string) (int, error) 
 	}
 	defer unix.Close(low)
 	w.made++
-	base := strconv.Itoa(w.made)
-	for _, d := range []string{base, base + "/upper", base + "/work"} {
+	upper := strconv.Itoa(w.made)
+	work := upper + ".work"
+	for _, d := range []string{upper, work} {
 		if err := makeEntry(dir, d, true); err != nil {
 			return -1, err
 		}
 	}
-	if err := fillUpper(dir, base+"/upper", lower, without); err != nil {
+	if err := fillUpper(dir, upper, lower, without); err != nil {
 		return -1, err
 	}
-	at := fmt.Sprintf("/proc/self/fd/%d/%s", dir, base)
+	at := fmt.Sprintf("/proc/self/fd/%d/", dir)
 	mnt, err := newFS("overlay", attrData, w.overlayOptions(
 		option{"lowerdir", fmt.Sprintf("/proc/self/fd/%d", low)},
-		option{"upperdir", at + "/upper"},
-		option{"workdir", at + "/work"})...)
+		option{"upperdir", at + upper},
+		option{"workdir", at + work})...)
 	if err != nil {
 		return -1, fmt.Errorf("overlay over %s: %w", lower, err)
 	}

@@ -2,11 +2,16 @@ package sandbox
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/moby/sys/reexec"
+	"golang.org/x/sys/unix"
 
 	"github.com/agentenv/agentenv/forks"
 )
@@ -79,4 +84,104 @@ func Expected() Level {
 		return LevelNamespaces
 	}
 	return LevelProcess
+}
+
+// Part is one of the things that sandboxes are made of.
+type Part string
+
+// The parts that [ProbePart] tries.
+const (
+	PartUserNamespace    Part = "user namespace"
+	PartMounts           Part = "mounts"
+	PartOverlay          Part = "overlay"
+	PartPIDNamespace     Part = "PID namespace"
+	PartNetworkNamespace Part = "network namespace"
+	PartFilter           Part = "seccomp filter"
+	PartTerminal         Part = "terminal"
+)
+
+const partName = "agentenv-part"
+
+// ProbePart tries one part alone, as sandboxes of this user would have it. An
+// overlay is made of directories in dir, which is empty and the caller's to
+// remove. Its error is an [*Error].
+func ProbePart(part Part, dir string) error {
+	if part == PartTerminal {
+		p, err := openPair("/dev/ptmx", 0)
+		p.close()
+		return partError(part, err)
+	}
+	s := newSpec(Command{Level: LevelNamespaces})
+	s.UserNS = s.UserNS || part == PartUserNamespace
+	attr, err := helperAttr(LevelNamespaces, s)
+	if err != nil {
+		return partError(part, err)
+	}
+	attr.Cloneflags &= syscall.CLONE_NEWUSER
+	attr.Cloneflags |= partFlags[part]
+	cmd := reexec.Command(partName, string(part), dir)
+	var said strings.Builder
+	cmd.Dir, cmd.Stdout, cmd.SysProcAttr = "/", &said, attr
+	if err := start(cmd); err != nil {
+		return newError("namespaces", fmt.Errorf("start of a process for the %s: %w", part, errnoOf(err)))
+	}
+	if err := cmd.Wait(); err == nil {
+		return nil
+	}
+	m, err := readMessage(strings.NewReader(said.String()))
+	if err != nil {
+		return partError(part, errors.New("the process that tried it was killed"))
+	}
+	m.next() // sayFailed
+	e := parseFailed(m)
+	return explain(e.What, e)
+}
+
+// partFlags are the namespaces that a part needs beside that of the user.
+var partFlags = map[Part]uintptr{
+	PartMounts:           syscall.CLONE_NEWNS,
+	PartOverlay:          syscall.CLONE_NEWNS,
+	PartPIDNamespace:     syscall.CLONE_NEWNS | syscall.CLONE_NEWPID,
+	PartNetworkNamespace: syscall.CLONE_NEWNET,
+}
+
+func partError(part Part, err error) error {
+	if err == nil {
+		return nil
+	}
+	return newError(string(part), err)
+}
+
+// tryPart is what the process does that ProbePart starts.
+func tryPart() {
+	part, dir := Part(os.Args[1]), os.Args[2]
+	if err := makePart(part, dir); err != nil {
+		_ = failed(partError(part, err)).writeTo(os.Stdout)
+		syscall.Exit(1)
+	}
+	syscall.Exit(0)
+}
+
+func makePart(part Part, dir string) (err error) {
+	switch part {
+	case PartUserNamespace: // with a power in it, which AppArmor may take away
+		err = os.NewSyscallError("unshare", unix.Unshare(unix.CLONE_NEWUTS))
+	case PartMounts:
+		_, err = newFS("tmpfs", attrData)
+	case PartOverlay:
+		for _, d := range []string{"lower", "upper", "work"} {
+			if err := os.Mkdir(filepath.Join(dir, d), 0o700); err != nil {
+				return err
+			}
+		}
+		m := forks.Mount{Dir: dir, Overlay: &forks.Overlay{Dir: dir, Lower: []string{"lower"}, Upper: "upper", Work: "work"}}
+		_, err = m.Open()
+	case PartPIDNamespace:
+		_, err = newFS("proc", attrProc)
+	case PartNetworkNamespace:
+		err = raiseNetwork()
+	case PartFilter:
+		confine(func(line string) { err = errors.New(line) })
+	}
+	return err
 }

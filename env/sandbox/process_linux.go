@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -17,8 +18,11 @@ type process struct {
 	cmd      *exec.Cmd // the helper
 	control  *os.File
 	streams  *streams
+	terminal *terminal // nil if the command has none
 	notice   func(string)
 	uncancel func() bool
+	cgroup   *cgroup    // nil if it has none
+	disk     *diskWatch // nil if there is no limit
 
 	ready  chan struct{} // closed when failed is known
 	failed error
@@ -26,17 +30,26 @@ type process struct {
 	result Result
 	err    error
 
+	freezing sync.Mutex // guards frozen, and cgroup's end
+	frozen   []identity // those that Freeze stopped, parents first
+
+	leftCgroups []string // set before done is closed
+
+	expecting sync.Once
+	stuck     chan []string // the processes that hang, if there are any
+
 	mu       sync.Mutex // guards what is below, and writing to control
 	over     bool
 	deadline time.Time
 	killer   *time.Timer
 	killed   bool
+	ending   bool // the helper said that it kills
 }
 
 func newProcess(level Level, cmd *exec.Cmd, control *os.File, s *streams, notice func(string)) *process {
 	return &process{
 		level: level, cmd: cmd, control: control, streams: s, notice: notice,
-		ready: make(chan struct{}), done: make(chan struct{}),
+		ready: make(chan struct{}), done: make(chan struct{}), stuck: make(chan []string, 1),
 	}
 }
 
@@ -46,7 +59,44 @@ func (p *process) send(m ...string) {
 	_ = message(m).writeTo(p.control)
 }
 
-// follow reads the helper's reports until it is dead, and then ends.
+// listen passes on the helper's reports until it is dead, and reaps it.
+func (p *process) listen(reports chan<- message, dead chan<- error) {
+	for in := bufio.NewReader(p.control); ; {
+		m, err := readMessage(in)
+		if err != nil {
+			break
+		}
+		select {
+		case reports <- m:
+		case <-p.done:
+		}
+	}
+	p.abandoned()
+	err := p.cmd.Wait()
+	forgetHelper(p.cmd.Process.Pid)
+	dead <- err
+	<-p.done
+	for _, dir := range p.leftCgroups { // of what hung until now
+		removeCgroup(dir)
+	}
+}
+
+// abandoned is called at the end of the helper's stream. That may be the helper's
+// end, or that of a descriptor nobody should have closed: either way nothing
+// may go on, except what hangs and its helper.
+func (p *process) abandoned() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over {
+		return
+	}
+	p.killLocked()
+	if p.level != LevelProcess {
+		_ = p.cmd.Process.Kill() // an error means that it is dead
+	}
+}
+
+// follow takes the helper's reports until it is dead, or hangs, and then ends.
 func (p *process) follow() {
 	var exit *exited
 	signalled := false
@@ -58,10 +108,23 @@ func (p *process) follow() {
 		}
 	}
 	began := time.Now()
-	for in := bufio.NewReader(p.control); ; {
-		m, err := readMessage(in)
-		if err != nil {
-			break
+	reports, dead := make(chan message), make(chan error, 1)
+	go p.listen(reports, dead)
+	for waiting := true; waiting; {
+		var m message
+		select {
+		case m = <-reports:
+		case p.result.Stuck = <-p.stuck:
+			first(&Error{What: "init", Err: errors.New(strings.Join(p.result.Stuck, "; "))})
+			giveUpHelper(p.cmd.Process.Pid)
+			waiting = false
+		case err := <-dead:
+			first(&Error{What: "init", Err: errors.Join(errors.New("it ended before the command was started"), err)})
+			if p.level == LevelProcess && !p.isEnding() {
+				p.cgroup.kill()
+				killStrays()
+			}
+			waiting = false
 		}
 		switch m.next() {
 		case sayNotice:
@@ -72,22 +135,28 @@ func (p *process) follow() {
 		case sayStarted:
 			began = time.Now()
 			p.result.Started = began
-			first(nil)
+			p.disk.watch(p.Stop)
+			err := p.terminal.connect()
+			if err != nil {
+				p.kill()
+			}
+			first(err)
 		case sayRefused:
 			p.result = Result{ExitCode: int(m.nextInt()), NotStarted: true, Reason: m.next(), Started: began}
 			p.result.NoDir = m.next() == "dir"
 			first(nil)
 		case sayExit:
 			exit = parseExited(m)
+		case sayEnding:
+			p.mu.Lock()
+			p.ending = true
+			p.mu.Unlock()
+			p.expectEnd()
 		}
 	}
-	// The end of the stream may be the helper's, or that of a descriptor
-	// nobody should have closed: either way nothing may go on.
-	p.kill()
-	waitErr := p.cmd.Wait()
-	first(&Error{What: "init", Err: errors.Join(errors.New("it ended before the command was started"), waitErr)})
 	if !p.result.NotStarted {
 		p.setResult(exit, time.Since(began))
+		p.setLimit()
 	}
 	p.finish()
 }
@@ -111,7 +180,9 @@ func (p *process) setResult(exit *exited, ran time.Duration) {
 }
 
 func (p *process) finish() {
-	p.err = p.streams.finish()
+	p.err = errors.Join(p.streams.finish(), p.terminal.finish())
+	p.disk.finish()
+	p.removeCgroup()
 	p.mu.Lock()
 	p.over = true
 	if p.killer != nil {
@@ -128,6 +199,10 @@ func (p *process) Signal(sig syscall.Signal) error {
 	defer p.mu.Unlock()
 	if p.over {
 		return os.ErrProcessDone
+	}
+	if sig == syscall.SIGWINCH && p.terminal != nil {
+		p.terminal.resize()
+		return nil
 	}
 	p.send(askSignal, strconv.Itoa(int(sig)))
 	return nil
@@ -147,6 +222,7 @@ func (p *process) Stop(grace time.Duration) {
 	deadline := time.Now().Add(grace)
 	if p.killer == nil {
 		p.send(askTerm)
+		go p.Thaw() // so that they can act upon it
 	} else if !deadline.Before(p.deadline) || !p.killer.Stop() {
 		return
 	}
@@ -160,32 +236,59 @@ func (p *process) kill() {
 	p.killLocked()
 }
 
-// killLocked ends everything at once: with PID 1 its namespace dies; a
-// reaper is needed alive to find the others.
+// killLocked ends everything at once. The helper does it, and lives until all
+// are gone, so that what it holds is held as long.
 func (p *process) killLocked() {
 	p.killed = true
-	if p.level == LevelProcess {
-		p.send(askKill)
-		return
+	_ = p.cmd.Process.Signal(syscall.SIGCONT) // an error means that it is dead
+	p.send(askKill)
+	p.expectEnd()
+	if p.level == LevelNamespaces {
+		time.AfterFunc(answerTime, p.killHelper)
 	}
-	_ = p.cmd.Process.Kill() // an error means that it is dead
 }
 
-// wake keeps the reaper going: at the process level the command can stop it,
-// even before it could say that the command was started.
+// answerTime is how long a helper may take to say that it kills.
+const answerTime = 250 * time.Millisecond
+
+// killHelper kills one that does not answer: with PID 1 its namespace dies. A
+// reaper is needed alive to find the others.
+func (p *process) killHelper() {
+	if !p.isEnding() {
+		_ = p.cmd.Process.Kill() // an error means that it is dead
+	}
+}
+
+func (p *process) isEnding() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ending || p.over
+}
+
+// wake keeps the helper going: at the process level the command can stop it,
+// even before it could say that the command was started; otherwise only who is
+// outside can.
 func (p *process) wake() {
+	pause := wakeInit
+	if p.level == LevelProcess {
+		pause = wakeReaper
+	}
 	for {
 		select {
 		case <-p.done:
 			return
-		case <-time.After(wakeEvery):
+		case <-time.After(pause):
 			_ = p.cmd.Process.Signal(syscall.SIGCONT) // an error means that it is dead
 		}
 	}
 }
 
-// wakeEvery is how long a stopped reaper can hold up what it is asked.
-const wakeEvery = 50 * time.Millisecond
+// wakeReaper and wakeInit are how long a stopped helper can hold up what it is to
+// do.
+const (
+	wakeReaper = 50 * time.Millisecond
+	wakeInit   = time.Second
+)
 
 // Wait implements [Process].
 func (p *process) Wait() (Result, error) {

@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"bytes"
 	"os"
 	"strconv"
 	"syscall"
@@ -24,7 +23,7 @@ func (*reaper) prepare(s *spec, _ func(string)) error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return &Error{What: "subreaper", Err: os.NewSyscallError("prctl", err)}
 	}
-	return nil
+	return giveTerminal(s, hostTerminal(s))
 }
 
 func (*reaper) start(s *spec) (int, error) {
@@ -33,7 +32,7 @@ func (*reaper) start(s *spec) (int, error) {
 }
 
 func (*reaper) term() {
-	for _, pid := range descendants(os.Getpid()) {
+	for _, pid := range Descendants(os.Getpid()) {
 		syscall.Kill(pid, syscall.SIGTERM)
 		syscall.Kill(pid, syscall.SIGCONT)
 	}
@@ -44,12 +43,19 @@ func (*reaper) term() {
 // nor the new one; the next look finds it.
 const looks = 3
 
+func (r *reaper) kill() { r.end() }
+
 // end kills descendants until none is left. New ones can appear while it
-// looks, but each comes from one that the next look finds.
+// looks, but each comes from one that the next look finds. One that hangs in
+// the kernel is worth a look now and then.
 func (*reaper) end() {
 	none := 0
+	began := time.Now()
 	for pause := time.Duration(0); ; pause = min(pause+time.Millisecond, 10*time.Millisecond) {
-		alive := descendants(os.Getpid())
+		if time.Since(began) > stuckAfter {
+			pause = lookAgain
+		}
+		alive := Descendants(os.Getpid())
 		if len(alive) > 0 {
 			none = 0
 		} else if none++; none == looks {
@@ -62,8 +68,8 @@ func (*reaper) end() {
 	}
 }
 
-// descendants lists the living processes below pid, zombies left out.
-func descendants(pid int) []int {
+// Descendants lists the living processes below pid, zombies left out.
+func Descendants(pid int) []int {
 	children := map[int][]int{}
 	dead := map[int]bool{}
 	entries, err := os.ReadDir("/proc")
@@ -77,7 +83,10 @@ func descendants(pid int) []int {
 		}
 		parent, state := parentOf(child)
 		children[parent] = append(children[parent], child)
-		dead[child] = state == 'Z' || state == 'X'
+		if state == 'Z' { // perhaps the first thread alone
+			_, state = worstTask(child)
+		}
+		dead[child] = state == 'X'
 	}
 	var found []int
 	for todo := []int{pid}; len(todo) > 0; todo = todo[1:] {
@@ -89,19 +98,4 @@ func descendants(pid int) []int {
 		}
 	}
 	return found
-}
-
-// parentOf reads a process's parent and state; 0 if it is gone.
-func parentOf(pid int) (parent int, state byte) {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return 0, 'X'
-	}
-	// The name may hold anything, also spaces and parentheses.
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if len(fields) < 2 {
-		return 0, 'X'
-	}
-	parent, _ = strconv.Atoi(string(fields[1]))
-	return parent, fields[0][0]
 }

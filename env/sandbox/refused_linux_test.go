@@ -10,6 +10,7 @@ import (
 
 	"gotest.tools/v3/assert"
 
+	"github.com/agentenv/agentenv/env/envtest"
 	"github.com/agentenv/agentenv/env/sandbox"
 )
 
@@ -30,6 +31,8 @@ func TestRefused(t *testing.T) {
 		assert.NilError(t, err, string(out))
 		return
 	}
+	// No census: package syscall forgets the pipe for the maps of a user namespace
+	// that it was refused.
 	err := sandbox.Probe(sandbox.LevelNamespaces)
 	var e *sandbox.Error
 	assert.Assert(t, errors.As(err, &e), "got %v", err)
@@ -68,6 +71,7 @@ func TestMaskedProc(t *testing.T) {
 		assert.NilError(t, err, string(out))
 		return
 	}
+	envtest.Census(t)
 	err := sandbox.Probe(sandbox.LevelNamespaces)
 	assert.ErrorIs(t, err, syscall.EPERM)
 	assert.ErrorContains(t, err, "/proc")

@@ -46,6 +46,12 @@ func (s *Sandbox) Start(ctx context.Context, c Command) (Process, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
+	if err := CheckNetwork(c.Level, c.Network); err != nil {
+		return nil, err
+	}
+	if err := CheckLimits(c.Level, c.Limits); err != nil {
+		return nil, err
+	}
 	p, err := s.launch(c)
 	if err != nil {
 		return nil, err
@@ -69,42 +75,77 @@ func (s *Sandbox) launch(c Command) (*process, error) {
 	if err != nil {
 		return nil, &Error{What: "user namespace", Err: err}
 	}
+	nat, err := planNetwork(sp)
+	if err != nil {
+		return nil, err
+	}
+	tty, err := newTerminal(c)
+	if err != nil {
+		return nil, err
+	}
+	if tty != nil {
+		c.Stdin, c.Stdout, c.Stderr = nil, nil, nil
+	}
+	defer tty.release()
 	streams, err := newStreams(c)
 	if err != nil {
+		tty.abandon()
 		return nil, &Error{What: "pipes", Err: err, Fix: fixFor(err)}
 	}
 	ours, theirs, err := controlPair()
 	if err != nil {
+		tty.abandon()
 		streams.abandon()
 		return nil, &Error{What: "pipes", Err: err, Fix: fixFor(err)}
 	}
 	name := initName
 	if c.Level == LevelProcess {
 		name = reaperName
+		adoptOrphans()
 	}
 	cmd := reexec.Command(name)
 	cmd.Env = []string{} // nothing of the caller's may be read from /proc/1/environ
 	cmd.Dir = "/"
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = streams.child[0], streams.child[1], streams.child[2]
 	cmd.ExtraFiles = []*os.File{theirs} // controlFD
+	cmd.ExtraFiles = tty.attachTo(cmd.ExtraFiles, sp)
+	limits, err := s.limit(c)
+	if err != nil {
+		ours.Close()
+		theirs.Close()
+		tty.abandon()
+		streams.abandon()
+		return nil, err
+	}
+	sp.Limits = limits.rlimits
+	cmd.ExtraFiles = limits.cgroup.attachTo(cmd.ExtraFiles, sp)
 	if c.Hold != nil {
 		cmd.ExtraFiles = append(cmd.ExtraFiles, c.Hold)
 	}
 	cmd.SysProcAttr = attr
+	nat.wrap(cmd, c.View.Scratch)
 	err = start(cmd)
 	theirs.Close()
 	streams.release()
 	if err != nil {
 		ours.Close()
+		limits.cgroup.remove()
+		tty.abandon()
 		streams.abandon()
+		if e := explainNetwork(sp, errnoOf(err)); e != nil {
+			return nil, e
+		}
 		return nil, explain("namespaces", fmt.Errorf("start of its init: %w", errnoOf(err)))
 	}
 	p := newProcess(c.Level, cmd, ours, streams, s.tell)
+	p.terminal = tty
+	p.cgroup, p.disk = limits.cgroup, limits.disk
+	if tty != nil {
+		tty.hangUp = p.hungUp
+	}
 	p.send(sp.message()...)
 	go p.follow()
-	if c.Level == LevelProcess {
-		go p.wake()
-	}
+	go p.wake()
 	return p, nil
 }
 
@@ -112,7 +153,7 @@ func newSpec(c Command) *spec {
 	sp := &spec{
 		View: c.View, Args: c.Args, Env: c.Env, Dir: c.Dir,
 		UID: os.Geteuid(), GID: os.Getegid(),
-		UserNS: !mayMount(),
+		UserNS: !mayMount(), Network: c.Network, Limits: c.Limits,
 	}
 	sp.InUserNS = sp.UserNS || userns.RunningInUserNS()
 	sp.RealRoot = sp.UID == 0 && !userns.RunningInUserNS()
@@ -146,15 +187,21 @@ var mayMount = sync.OnceValue(func() bool {
 	return data[0].Effective&(1<<unix.CAP_SYS_ADMIN) != 0
 })
 
-// helperAttr says in what the helper is started. For a namespace's init the
-// death of our thread is its own; the reaper must live on to kill the others.
+// helperNamespaces are those of every helper of LevelNamespaces.
+const helperNamespaces = syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS
+
+// helperAttr says in what the helper is started. It must outlive us, to kill the
+// others while it still holds what they use: our death wakes it if somebody
+// stopped it.
 func helperAttr(level Level, s *spec) (*syscall.SysProcAttr, error) {
-	attr := &syscall.SysProcAttr{Setsid: true}
+	attr := &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGCONT}
 	if level == LevelProcess {
 		return attr, nil
 	}
-	attr.Pdeathsig = syscall.SIGKILL
-	attr.Cloneflags = syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS
+	attr.Cloneflags = helperNamespaces
+	if s.ownNetwork() {
+		attr.Cloneflags |= syscall.CLONE_NEWNET
+	}
 	if !s.UserNS {
 		return attr, nil
 	}
@@ -195,6 +242,14 @@ var starter = sync.OnceValue(func() chan<- func() {
 
 func start(cmd *exec.Cmd) error {
 	done := make(chan error, 1)
-	starter() <- func() { done <- cmd.Start() }
+	starter() <- func() {
+		helpers.Lock()
+		defer helpers.Unlock()
+		err := cmd.Start()
+		if err == nil {
+			helpers.pids[cmd.Process.Pid] = true
+		}
+		done <- err
+	}
 	return <-done
 }

@@ -23,5 +23,14 @@ func Probe(Level) error {
 		Fix: "run agentenv on Linux: in a virtual machine, in WSL 2 or in a container"}
 }
 
+// CheckNetwork says that no network works here.
+func CheckNetwork(Level, Network) error { return Probe("") }
+
+// CheckLimits says that no limit can be enforced here.
+func CheckLimits(Level, Limits) error { return Probe("") }
+
+// ProbeCgroups says that there are none here.
+func ProbeCgroups() Cgroups { return Cgroups{Why: "agentenv's sandboxes need Linux"} }
+
 // RemoveScratch removes the scratch directory of a command that has ended.
 func RemoveScratch(string) error { return Probe("") }

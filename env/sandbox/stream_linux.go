@@ -11,11 +11,8 @@ import (
 )
 
 // bufferSize is what one stream of a running command keeps in memory, in
-// bytes; maxPipe what a pipe can hold at most (fs.pipe-max-size's default).
-const (
-	bufferSize = 32 << 10
-	maxPipe    = 1 << 20
-)
+// bytes.
+const bufferSize = 32 << 10
 
 // streams are a command's descriptors 0 to 2 and what feeds our writers from
 // them.
@@ -136,27 +133,30 @@ func (p *pump) write(b []byte) {
 	}
 }
 
-// drain takes what is left in the pipe, without waiting for its end: somebody
-// outside may have been given a descriptor of it.
+// drain takes what is in the pipe now, and does not wait for its end: somebody
+// outside may have been given a descriptor of it, and write on.
 func (p *pump) drain(buf []byte) {
 	p.from.SetReadDeadline(time.Time{})
 	raw, err := p.from.SyscallConn()
 	if err != nil {
 		return
 	}
-	for total := 0; total < maxPipe; {
+	left := 0 // TIOCINQ is what the kernel calls FIONREAD elsewhere
+	raw.Control(func(fd uintptr) { left, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+	for err == nil && left > 0 {
 		n := 0
 		raw.Read(func(fd uintptr) bool {
-			n, err = unix.Read(int(fd), buf)
+			n, err = unix.Read(int(fd), buf[:min(left, len(buf))])
 			return true
 		})
 		if err == unix.EINTR {
+			err = nil
 			continue
 		}
-		if err != nil || n <= 0 {
+		if n <= 0 {
 			return
 		}
 		p.write(buf[:n])
-		total += n
+		left -= n
 	}
 }

@@ -34,6 +34,7 @@ func (n *notices) all() []string {
 }
 
 func suite(t *testing.T, level sandbox.Level) {
+	envtest.Census(t)
 	if err := sandbox.Probe(level); err != nil {
 		t.Skip(err)
 	}

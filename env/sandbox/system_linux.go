@@ -5,16 +5,22 @@ import (
 	"os"
 	"path"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// Of /proc, what a process with the host's uid 0 could use on the whole
-// machine although it has no capability: the kernel checks only the owner.
+// What a process with the machine's uid 0 could use on the whole machine although
+// it has no capability there: the kernel checks only the owner. The lists are
+// Docker's (daemon/pkg/oci/defaults.go of moby v2.0); of its list only the
+// thermal_throttle of each processor is left out, which is one mount a processor
+// for what any user can read. Added are the file systems that Docker never has in
+// a container, and that lie in the host's /sys.
 var (
 	procReadOnly = []string{"bus", "fs", "irq", "sys", "sysrq-trigger"}
-	procMasked   = []string{"kcore", "keys", "timer_list", "latency_stats", "sched_debug", "scsi"}
+	procMasked   = []string{"acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list", "timer_stats"}
+	sysMasked    = []string{"devices/virtual/powercap", "firmware",
+		"fs/bpf", "fs/fuse/connections", "fs/pstore", "fs/selinux",
+		"kernel/config", "kernel/debug", "kernel/security", "kernel/tracing"}
 )
 
 func (w *world) proc() error {
@@ -42,8 +48,13 @@ func (w *world) protectProc(proc int) error {
 			return err
 		}
 	}
-	for _, name := range procMasked {
-		if err := w.cover(proc, name, attrSealed, unix.AT_FDCWD, "/dev/null"); err != nil {
+	return w.blank(proc, procMasked)
+}
+
+// blank covers names of dir with nothing.
+func (w *world) blank(dir int, names []string) error {
+	for _, name := range names {
+		if err := w.cover(dir, name, attrSealed, unix.AT_FDCWD, "/dev/null"); err != nil {
 			return err
 		}
 	}
@@ -60,7 +71,7 @@ func (w *world) cover(dir int, name string, attrs uint64, srcdir int, src string
 	var mnt int
 	var err error
 	if src != name && st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		mnt, err = newFS("tmpfs", attrSealed, option{"mode", "555"})
+		mnt, err = w.emptyDir()
 	} else {
 		mnt, err = cloneTree(srcdir, src, attrs)
 	}
@@ -69,6 +80,19 @@ func (w *world) cover(dir int, name string, attrs uint64, srcdir int, src string
 	}
 	defer unix.Close(mnt)
 	return attachAt(mnt, dir, name)
+}
+
+// emptyDir gives a detached mount of an empty directory. The first is made, the
+// others are binds of it, which takes a third of the time.
+func (w *world) emptyDir() (int, error) {
+	if w.empty != 0 {
+		return cloneTree(w.empty, "", attrSealed)
+	}
+	mnt, err := newFS("tmpfs", attrSealed, option{"mode", "555"})
+	if err == nil {
+		w.empty, err = unix.FcntlInt(uintptr(mnt), unix.F_DUPFD_CLOEXEC, 0)
+	}
+	return mnt, err
 }
 
 // devices are the nodes of a sandbox's /dev; none of them reaches hardware.
@@ -118,9 +142,11 @@ func (w *world) dev() error {
 	return w.root.mountFS("/dev/shm", "tmpfs", attrData, option{"mode", "1777"})
 }
 
-// device binds the host's node: making one needs the host's own root.
+// device binds the host's node: making one needs the host's own root. The node
+// is read-only, which stops nobody from writing to the device, but root from
+// changing the mode of the host's /dev/null.
 func (w *world) device(dev int, name string) error {
-	mnt, err := cloneTree(unix.AT_FDCWD, "/dev/"+name, unix.MOUNT_ATTR_NOSUID)
+	mnt, err := cloneTree(unix.AT_FDCWD, "/dev/"+name, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_RDONLY)
 	if errors.Is(err, unix.ENOENT) {
 		return nil // some containers have no tty
 	}
@@ -143,7 +169,24 @@ func (w *world) sys() error {
 		return err
 	}
 	defer unix.Close(mnt)
-	return w.root.mount(mnt, "/sys", false)
+	if err := w.root.mount(mnt, "/sys", false); err != nil {
+		return err
+	}
+	return w.protectSys()
+}
+
+// protectSys covers what the machine's own uid 0 must not see of /sys, which is
+// read-only.
+func (w *world) protectSys() error {
+	if !w.spec.RealRoot {
+		return nil
+	}
+	fd := w.root.openDir("/sys")
+	if fd < 0 {
+		return nil // neither does the host have it
+	}
+	defer unix.Close(fd)
+	return w.blank(fd, sysMasked)
 }
 
 // temps gives private directories for temporary files: the usual ones, and
@@ -222,64 +265,4 @@ func (w *world) run() error {
 		}
 	}
 	return nil
-}
-
-const resolvConf = "/etc/resolv.conf"
-
-// resolver gives the command the host's resolv.conf: in our own /run where
-// the link leads there, else over the tree's file. A workspace sees the host's
-// /etc anyway.
-func (w *world) resolver() error {
-	content, err := os.ReadFile(resolvConf)
-	if err != nil {
-		return nil // the host has none either
-	}
-	if fd, err := w.root.open(resolvConf); err == nil {
-		defer unix.Close(fd)
-		if w.spec.View.At != "" {
-			return nil
-		}
-		mnt, err := cloneTree(unix.AT_FDCWD, resolvConf, attrSealed)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(mnt)
-		return w.root.mount(mnt, resolvConf, false)
-	}
-	if at, ok := w.linkTarget(resolvConf); ok && strings.HasPrefix(at, "/run/") {
-		return w.root.write(at, content)
-	}
-	if w.spec.View.At == "" {
-		w.notice("the tree has no file " + resolvConf + ", so names may not be resolved; make an empty one in the tree to have the host's")
-	}
-	return nil
-}
-
-// linkTarget reads the link p of the new root; /var/run is another name of
-// /run everywhere.
-func (w *world) linkTarget(p string) (string, bool) {
-	buf := make([]byte, unix.PathMax)
-	n, err := unix.Readlinkat(w.root.fd, strings.TrimPrefix(p, "/"), buf)
-	if err != nil {
-		return "", false
-	}
-	to := string(buf[:n])
-	if !path.IsAbs(to) {
-		to = path.Join(path.Dir(p), to)
-	}
-	to = path.Clean(to)
-	if rest, ok := strings.CutPrefix(to, "/var/run/"); ok {
-		to = "/run/" + rest
-	}
-	return to, true
-}
-
-// write makes the file p, which lies on a mount of ours.
-func (r *root) write(p string, content []byte) error {
-	at, err := r.ensure(p, false)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(at)
-	return os.WriteFile("/proc/self/fd/"+strconv.Itoa(at), content, 0o644)
 }

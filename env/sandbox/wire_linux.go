@@ -116,6 +116,17 @@ type spec struct {
 	// RealRoot says that the caller's uid 0 is the machine's.
 	RealRoot bool
 
+	Network Network
+	// Resolver is the resolv.conf of a network of the command's own.
+	Resolver string
+	// Limits are those that a process sets for itself and its children.
+	Limits Limits
+	// Cgroup is the descriptor of the command's cgroup of v2 in the helper, Tasks
+	// are those of its cgroups of v1. TTY is that of the socket over which the
+	// helper sends the command's terminal; 0 is none.
+	Cgroup, TTY int
+	Tasks       []int
+
 	// chroot is where in the helper's root the command's is; empty if they
 	// are one.
 	chroot string
@@ -141,6 +152,15 @@ func (s *spec) message() message {
 	m.addList(s.Env)
 	m.addInt(int64(s.UID))
 	m.addInt(int64(s.GID))
+	m.add(string(s.Network), s.Resolver)
+	m.addInt(int64(s.Limits.PIDs))
+	m.addInt(int64(s.Limits.NoFile))
+	m.addInt(int64(s.Cgroup))
+	m.addInt(int64(s.TTY))
+	m.addInt(int64(len(s.Tasks)))
+	for _, fd := range s.Tasks {
+		m.addInt(int64(fd))
+	}
 	for _, b := range []bool{s.UserNS, s.InUserNS, s.RealRoot} {
 		m.add(strconv.FormatBool(b))
 	}
@@ -158,6 +178,12 @@ func parseSpec(m message) *spec {
 	}
 	s.View.Hide, s.Args, s.Env = m.nextList(), m.nextList(), m.nextList()
 	s.UID, s.GID = int(m.nextInt()), int(m.nextInt())
+	s.Network, s.Resolver = Network(m.next()), m.next()
+	s.Limits.PIDs, s.Limits.NoFile = int(m.nextInt()), int(m.nextInt())
+	s.Cgroup, s.TTY = int(m.nextInt()), int(m.nextInt())
+	for range m.nextInt() {
+		s.Tasks = append(s.Tasks, int(m.nextInt()))
+	}
 	s.UserNS, s.InUserNS, s.RealRoot = m.next() == "true", m.next() == "true", m.next() == "true"
 	return s
 }
@@ -176,6 +202,7 @@ const (
 	sayStarted = "started" // the command runs
 	sayRefused = "refused" // code, reason, "dir" or "": the command's program could not be executed
 	sayExit    = "exit"    // wait status, nanoseconds: the command ended
+	sayEnding  = "ending"  // all that is left is sent KILL
 )
 
 // notExecuted says why the command's program could not be executed.

@@ -21,9 +21,11 @@ type world struct {
 	scratch int // the scratch directory, by descriptor: the new root lies over it
 	made    int // how many things were made in it
 	uppers  int // where the uppers of overlays are made; -1: nothing was tried
-	// homeMounts are the mount points below the caller's home.
-	homeMounts []string
-	notice     func(string)
+	empty   int // an empty directory to cover others with; 0: not made yet
+	// mountPoints are the host's, once they were read; homeMounts those below the
+	// caller's home.
+	mountPoints, homeMounts []string
+	notice                  func(string)
 }
 
 // part is one step of a layout, named for the error.
@@ -73,6 +75,8 @@ func (w *world) rootfs() []part {
 		{"/sys", w.sys},
 		{"/run", w.run},
 		{"resolver's file", w.resolver},
+		{"hosts file", w.hosts},
+		{"network's devices", w.networkDevices},
 		{"mounts", w.binds},
 		{"hidden directories", w.root.seal},
 		{"root", w.root.enter},
@@ -86,9 +90,12 @@ func (w *world) workspace() []part {
 		{"read-only view of the host", w.host},
 		{"/proc", w.proc},
 		{"/dev", w.dev},
+		{"/sys", w.protectSys},
 		{"directories for temporary files", w.temps},
 		{"/run", w.run},
 		{"resolver's file", w.resolver},
+		{"hosts file", w.hosts},
+		{"network's devices", w.networkDevices},
 		{"home", w.home},
 		{"hidden directories", func() error { return w.hide("/", "/") }},
 		{"mounts", w.binds},
