@@ -40,7 +40,7 @@ type verdict struct {
 func newAttempt(t *tournament, c *specs.Candidate, n int) *attempt {
 	return &attempt{
 		t: t, candidate: c, index: len(t.attempts), of: max(c.Repeat, 1),
-		res: Attempt{Candidate: c.Name, Command: commandLine(c), Attempt: n, Tampered: []string{}},
+		res: Attempt{Candidate: c.Name, Command: commandLine(c), Attempt: n, Network: string(c.Network), Tampered: []string{}},
 	}
 }
 
@@ -206,7 +206,7 @@ func (a *attempt) runCandidate(ctx context.Context, fork *env.Fork) (ending, err
 	cmd := command{
 		fork: fork, run: c.Run, script: c.Script, stdin: c.Stdin,
 		name: fileName(c.Name, a.index) + ".candidate", workdir: c.Workdir,
-		timeout: time.Duration(c.Timeout), log: a.logPath(false),
+		network: c.Network, timeout: time.Duration(c.Timeout), log: a.logPath(false),
 		env:     a.t.environ(c.Env, c.Name, a.res.Attempt),
 		started: func() { a.event(Event{Type: EventRunning}) },
 		line:    func(s string, n int64) { a.event(Event{Type: EventOutput, Line: s, Dropped: n}) },
@@ -224,14 +224,26 @@ func (a *attempt) runCandidate(ctx context.Context, fork *env.Fork) (ending, err
 // judgeCandidate says whether the candidate did its part, or how it failed.
 func (a *attempt) judgeCandidate(end ending) (verdict, bool) {
 	switch {
+	case len(end.Stuck) > 0:
+		return verdict{Error, end.stuck()}, false
 	case errors.Is(end.stopped, errExpired):
 		return verdict{Timeout, fmt.Sprintf("timed out after %s", time.Duration(a.candidate.Timeout))}, false
 	case end.stopped != nil:
 		return a.t.stopped(end.stopped), false
 	case !end.ok():
-		return verdict{Failed, end.reason()}, false
+		return verdict{Failed, a.reason(end, a.candidate.Network, a.res.Log)}, false
 	}
 	return verdict{}, true
+}
+
+// reason is how a command failed, in words; log is its log.
+func (a *attempt) reason(end ending, network specs.Network, log *string) string {
+	text := end.reason()
+	shared := network == "" || network == specs.NetworkHost
+	if shared && min(a.t.Plan.Parallel, len(a.t.attempts)) > 1 && end.Limit == "" {
+		text += clash(*log)
+	}
+	return text
 }
 
 // test runs the test in a fork of the frozen tree.
@@ -253,14 +265,19 @@ func (a *attempt) test(ctx context.Context, frozen env.Frozen) (verdict, error) 
 	v := a.judgeTest(ctx, end)
 	run := TestRun{Status: v.status, Duration: end.Duration.Seconds()}
 	run.ExitCode, run.Signal = end.codes()
-	a.res.Test = &Test{Runs: []TestRun{run}}
+	a.res.Test = &Test{Network: string(a.t.Plan.Test.Network), Runs: []TestRun{run}}
 	a.event(Event{Type: EventTested, Test: true, Status: v.status, ExitCode: run.ExitCode, Signal: run.Signal, Duration: run.Duration})
 	return v, nil
 }
 
 // judgeTest turns the end of the test into a verdict.
 func (a *attempt) judgeTest(ctx context.Context, end ending) verdict {
+	failed := func() verdict {
+		return verdict{Failed, "test failed: " + a.reason(end, a.t.Plan.Test.Network, a.res.TestLog)}
+	}
 	switch {
+	case len(end.Stuck) > 0:
+		return verdict{Error, "the test: " + end.stuck()}
 	case errors.Is(end.stopped, errExpired):
 		return verdict{Timeout, fmt.Sprintf("the test timed out after %s", time.Duration(a.t.Plan.Test.Timeout))}
 	case end.stopped != nil:
@@ -268,19 +285,21 @@ func (a *attempt) judgeTest(ctx context.Context, end ending) verdict {
 	case end.ok():
 		return verdict{Passed, ""}
 	case !end.cannotRun():
-		return verdict{Failed, "test failed: " + end.reason()}
+		return failed()
 	}
 	base, err := a.t.baseTest(ctx)
 	switch {
 	case err != nil:
 		v, _ := a.failure(ctx, "run the test on base", err)
 		return v
+	case len(base.Stuck) > 0:
+		return verdict{Error, "the test on base: " + base.stuck()}
 	case base.stopped != nil && !errors.Is(base.stopped, errExpired):
 		return a.t.stopped(base.stopped)
 	case base.cannotRun():
 		return verdict{Error, "the test cannot run on base either: " + base.reason()}
 	}
-	return verdict{Failed, "test failed: " + end.reason()}
+	return failed()
 }
 
 // testBase runs the test on a fork of base. A test that cannot run there either
@@ -317,11 +336,11 @@ type ending struct {
 	lastLine string
 }
 
-func (e ending) ok() bool { return e.ExitCode == 0 && e.Signal == 0 }
+func (e ending) ok() bool { return e.ExitCode == 0 && e.Signal == 0 && e.Limit == "" }
 
 // cannotRun says that something was not found or not executable.
 func (e ending) cannotRun() bool {
-	return e.Signal == 0 && (e.ExitCode == exitNotFound || e.ExitCode == exitNotExecutable)
+	return e.Signal == 0 && e.Limit == "" && (e.ExitCode == exitNotFound || e.ExitCode == exitNotExecutable)
 }
 
 // The exit codes of a shell for a command that is not there, or no program
@@ -336,6 +355,9 @@ func (e ending) reason() string {
 	if e.NotStarted {
 		return e.Reason
 	}
+	if e.Limit != "" {
+		return e.Limit
+	}
 	if e.Signal != 0 {
 		return "killed by " + signalName(e.Signal)
 	}
@@ -345,6 +367,9 @@ func (e ending) reason() string {
 	}
 	return s
 }
+
+// stuck names what could not be ended.
+func (e ending) stuck() string { return "cannot be ended: " + strings.Join(e.Stuck, ", ") }
 
 func (e ending) codes() (code *int, signal *string) {
 	if e.Signal != 0 {

@@ -40,6 +40,7 @@ type command struct {
 	// name is what files that the command is handed are called.
 	name    string
 	workdir string
+	network specs.Network
 	timeout time.Duration
 	env     []string
 	// log is the path of its log.
@@ -53,6 +54,9 @@ func check(o Options) error {
 	p := o.Plan
 	if p.Isolation == specs.Process && o.Env.Kind() == env.Rootfs {
 		return &env.Error{Kind: env.ErrUsage, Msg: "isolation: process cannot run a rootfs, whose commands need the tree as /", Hint: "use isolation: namespaces"}
+	}
+	if err := Check(p); err != nil {
+		return err
 	}
 	if err := checkVariables("the plan", p.Env); err != nil {
 		return err
@@ -128,6 +132,7 @@ func (t *tournament) environ(own map[string]string, candidate string, attempt in
 func (t *tournament) testCommand(fork *env.Fork, candidate string, attempt int) command {
 	return command{
 		fork: fork, run: t.Plan.Test.Run, name: "test", timeout: time.Duration(t.Plan.Test.Timeout),
+		network: t.Plan.Test.Network,
 		env:     t.environ(nil, candidate, attempt),
 		started: func() {}, line: func(string, int64) {},
 	}
@@ -220,7 +225,7 @@ func (t *tournament) guard(ctx context.Context, p sandbox.Process, timeout time.
 func (t *tournament) prepare(c command) (env.Run, error) {
 	r := env.Run{
 		Level: level(t.Plan), Home: sandbox.Home(t.Plan.Home), HomeDir: t.HomeDir,
-		Env: c.env, Dir: c.workdir,
+		Env: c.env, Dir: c.workdir, Network: sandbox.Network(c.network), Limits: limits(t.Plan),
 	}
 	if r.Dir == "" {
 		r.Dir = t.Plan.Workdir

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/agentenv/agentenv/env"
+	"github.com/agentenv/agentenv/specs"
 )
 
 // EventType says what happened.
@@ -12,7 +13,8 @@ type EventType string
 
 // The events of a run, in the order in which an attempt meets them.
 const (
-	// EventStarted: the run began; Name, Base, Attempts and Parallel are set.
+	// EventStarted: the run began; Name, Base, Attempts, Parallel and what is in
+	// force are set.
 	EventStarted EventType = "started"
 	// EventQueued: an attempt waits for a slot.
 	EventQueued EventType = "queued"
@@ -20,8 +22,10 @@ const (
 	EventForked EventType = "forked"
 	// EventRunning: its candidate's command was started.
 	EventRunning EventType = "running"
-	// EventOutput: a line of output, of the test if Test is true. Dropped
-	// counts lines before it that were left out.
+	// EventOutput: a line of output, of the test if Test is true, cut to 4 KiB
+	// with … at its end; of one that was rewritten in place, as progress is
+	// shown, the last writing. Dropped counts lines before it that were left
+	// out.
 	EventOutput EventType = "output"
 	// EventExited: the candidate ended, with everything it started.
 	EventExited EventType = "exited"
@@ -48,14 +52,19 @@ const (
 
 // Event is one thing that happened. Fields that do not apply are absent.
 type Event struct {
-	Time      time.Time `json:"time"`
-	Type      EventType `json:"type"`
-	Run       string    `json:"run"`
-	Name      string    `json:"name,omitempty"`
-	Base      env.ID    `json:"base,omitempty"`
-	Attempts  int       `json:"attempts,omitempty"`
-	Parallel  int       `json:"parallel,omitempty"`
-	Candidate string    `json:"candidate,omitempty"`
+	Time     time.Time `json:"time"`
+	Type     EventType `json:"type"`
+	Run      string    `json:"run"`
+	Name     string    `json:"name,omitempty"`
+	Base     env.ID    `json:"base,omitempty"`
+	Attempts int       `json:"attempts,omitempty"`
+	Parallel int       `json:"parallel,omitempty"`
+	// Isolation, Networks and Limits are in force; Networks are those of all
+	// commands, the plan's first, each once.
+	Isolation string        `json:"isolation,omitempty"`
+	Networks  []string      `json:"networks,omitempty"`
+	Limits    *specs.Limits `json:"limits,omitempty"`
+	Candidate string        `json:"candidate,omitempty"`
 	// Attempt counts from 1; Of is how many attempts its candidate has.
 	Attempt  int     `json:"attempt,omitempty"`
 	Of       int     `json:"of,omitempty"`

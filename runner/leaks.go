@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/agentenv/agentenv/env"
+	"github.com/agentenv/agentenv/env/sandbox"
 )
 
 // leakNames bounds how many leakers are named.
@@ -48,6 +51,10 @@ func realPath(path string) string {
 func (t *tournament) measure(ctx context.Context) (Leaks, error) {
 	l := Leaks{Names: []string{}}
 	perr := l.processes(t.root, t.res.Run)
+	_, groups := sandbox.Left()
+	for _, dir := range groups {
+		l.name("control group %s", dir)
+	}
 	merr := l.mounts(t.root, t.before)
 	left, berr := t.Env.Leftovers(ctx)
 	for _, f := range left {
@@ -78,9 +85,23 @@ func (l *Leaks) mounts(root string, before traces) error {
 	return nil
 }
 
-// processes counts those that carry the run's name, or stand in one of the
-// store's trees. The work tree does not count: a person may stand there.
+// lingering is how long what was killed may take to be gone.
+const lingering = 500 * time.Millisecond
+
+// leftProcesses are those that the sandbox knows of.
+func leftProcesses() []int {
+	for end := time.Now().Add(lingering); ; time.Sleep(10 * time.Millisecond) {
+		if pids, _ := sandbox.Left(); len(pids) == 0 || time.Now().After(end) {
+			return pids
+		}
+	}
+}
+
+// processes counts those that the sandbox knows of, that carry the run's name, or
+// that stand in one of the store's trees. The work tree does not count: a person
+// may stand there.
 func (l *Leaks) processes(root, run string) error {
+	left := leftProcesses()
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return err
@@ -90,7 +111,7 @@ func (l *Leaks) processes(root, run string) error {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		if dir := filepath.Join("/proc", d.Name()); marked(dir, run) || standsBelow(dir, root) {
+		if dir := filepath.Join("/proc", d.Name()); slices.Contains(left, pid) || marked(dir, run) || standsBelow(dir, root) {
 			l.Processes++
 			comm, _ := os.ReadFile(filepath.Join(dir, "comm")) // it may be gone by now
 			l.name("process %d (%s)", pid, strings.TrimSpace(string(comm)))

@@ -5,6 +5,7 @@ import (
 	"io"
 	"sync"
 	"time"
+	"unicode/utf8"
 )
 
 const (
@@ -17,13 +18,15 @@ const (
 )
 
 // lines turns a command's output into events of whole lines, at most lineRate
-// a second, and counts the rest.
+// a second, and counts the rest. Of a line that was rewritten in place, as
+// progress is shown, it is the last writing.
 type lines struct {
 	emit func(line string, dropped int64)
 	now  func() time.Time
 
 	buf     []byte
 	cut     bool // the rest of the present line is too long for an event
+	home    bool // after a carriage return: what comes next replaces the line
 	dropped int64
 	window  time.Time
 	left    int // lines that this window may still emit
@@ -54,12 +57,27 @@ func (l *lines) skip(p []byte) {
 	i := bytes.LastIndexByte(p, '\n')
 	if i >= 0 {
 		l.dropped += int64(bytes.Count(p, []byte{'\n'}))
-		l.buf, l.cut = l.buf[:0], false
+		l.clear()
 	}
 	l.add(p[i+1:])
 }
 
+func (l *lines) clear() { l.buf, l.cut, l.home = l.buf[:0], false, false }
+
+// add adds a part of a line.
 func (l *lines) add(p []byte) {
+	for returned := true; returned; {
+		var text []byte
+		text, p, returned = bytes.Cut(p, []byte{'\r'})
+		if len(text) > 0 && l.home {
+			l.clear()
+		}
+		l.put(text)
+		l.home = l.home || returned
+	}
+}
+
+func (l *lines) put(p []byte) {
 	if l.cut {
 		return
 	}
@@ -71,8 +89,26 @@ func (l *lines) add(p []byte) {
 
 func (l *lines) end() {
 	l.left--
-	l.emit(string(bytes.TrimSuffix(l.buf, []byte{'\r'})), l.dropped)
-	l.buf, l.cut, l.dropped = l.buf[:0], false, 0
+	text := string(l.buf)
+	if l.cut {
+		text = string(wholeLetters(l.buf)) + "…"
+	}
+	l.emit(text, l.dropped)
+	l.dropped = 0
+	l.clear()
+}
+
+// wholeLetters is b without the beginning of a letter that its end cuts.
+func wholeLetters(b []byte) []byte {
+	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
+		if start := len(b) - n; utf8.RuneStart(b[start]) {
+			if utf8.FullRune(b[start:]) {
+				break
+			}
+			return b[:start]
+		}
+	}
+	return b
 }
 
 // flush emits a last line that no newline ended, and what was dropped.

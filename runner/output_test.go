@@ -27,9 +27,13 @@ func TestLines(t *testing.T) {
 		{"", ""},
 		{"a\nb\n", "a|b"},
 		{"a\n\nb", "a||b"},
-		{"progress 1\rprogress 2\r\n", "progress 1\rprogress 2"},
-		{long + "\nafter\n", long[:lineMax] + "|after"},
-		{long, long[:lineMax]},
+		{"progress 1\rprogress 2\r\n", "progress 2"},
+		{"progress 1\rprogress 2\r\r", "progress 2"},
+		{"a\r\nb\r\n\r\n", "a|b|"},
+		{long + "\nafter\n", long[:lineMax] + "…|after"},
+		{long, long[:lineMax] + "…"},
+		{long + "\rlast", "last"},
+		{"x" + strings.Repeat("é", lineMax), "x" + strings.Repeat("é", (lineMax-1)/2) + "…"},
 	} {
 		for _, step := range []int{1, 7, 4096, len(c.in) + 1} {
 			now := time.Now()

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/agentenv/agentenv/env"
+	"github.com/agentenv/agentenv/specs"
 )
 
 // Status is how an attempt, or one run of its test, ended.
@@ -61,10 +62,15 @@ type Result struct {
 	Started time.Time `json:"started"`
 	// Duration is in seconds, as all durations here.
 	Duration float64 `json:"duration"`
-	// Isolation is the level that commands ran at.
-	Isolation string    `json:"isolation"`
-	Attempts  []Attempt `json:"attempts"`
-	Leaks     Leaks     `json:"leaks"`
+	// Isolation is the level that commands ran at, Network what they saw of the
+	// network, unless an attempt or its test says otherwise.
+	Isolation string `json:"isolation"`
+	Network   string `json:"network"`
+	// Limits are those in force for each command: less than the plan's where it
+	// says best-effort and this machine cannot do more. Nil is none.
+	Limits   *specs.Limits `json:"limits"`
+	Attempts []Attempt     `json:"attempts"`
+	Leaks    Leaks         `json:"leaks"`
 	// Warnings are what the user should know besides, one line each.
 	Warnings []string `json:"warnings"`
 
@@ -88,7 +94,9 @@ type Attempt struct {
 	// [commandMax] characters; empty in results of before it was noted.
 	Command string `json:"command,omitempty"`
 	// Attempt counts from 1.
-	Attempt int    `json:"attempt"`
+	Attempt int `json:"attempt"`
+	// Network is the candidate's own; empty in results of before it was noted.
+	Network string `json:"network,omitempty"`
 	Status  Status `json:"status"`
 	// ExitCode and Signal are the candidate's; nil if it did not run, or was
 	// not ended by a signal. After signal N the code is 128+N.
@@ -117,7 +125,9 @@ type Attempt struct {
 
 // Test is what the test said of an attempt.
 type Test struct {
-	Runs []TestRun `json:"runs"`
+	// Network is the test's own; empty in results of before it was noted.
+	Network string    `json:"network,omitempty"`
+	Runs    []TestRun `json:"runs"`
 }
 
 // TestRun is one run of the test.

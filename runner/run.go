@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/agentenv/agentenv/env"
-	"github.com/agentenv/agentenv/env/sandbox"
 	"github.com/agentenv/agentenv/forks"
 	"github.com/agentenv/agentenv/specs"
 )
@@ -38,6 +37,9 @@ type Options struct {
 	// Explain says in one line what an error of the harness is about and what
 	// mends it; nil leaves it at the error's own words.
 	Explain func(error) string
+	// Notices sends what the environment's executor has to say to fn, until back
+	// is called; nil leaves it where it goes.
+	Notices func(fn func(line string)) (back func())
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 }
@@ -81,6 +83,9 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.Notices != nil {
+		defer o.Notices(func(line string) { t.warn("%s", line) })()
+	}
 	err = t.compete(ctx)
 	return t.finish(ctx, t.settle(ctx, err))
 }
@@ -119,6 +124,7 @@ func begin(o Options) (*tournament, error) {
 	t.res = &Result{
 		Run: f.run, Name: o.Plan.Name, Status: RunFailed, Base: o.Base.ID, Head: o.Env.Head().ID,
 		Saved: o.Saved, Started: o.Now(), Isolation: string(o.Plan.Isolation),
+		Network: string(o.Plan.Network), Limits: inForce(o.Plan),
 		Attempts: []Attempt{}, Warnings: []string{},
 	}
 	for i := range o.Plan.Candidates {
@@ -135,6 +141,7 @@ func begin(o Options) (*tournament, error) {
 	t.bus.send(Event{
 		Type: EventStarted, Name: t.res.Name, Base: t.res.Base,
 		Attempts: len(t.attempts), Parallel: o.Plan.Parallel,
+		Isolation: t.res.Isolation, Networks: networks(o.Plan), Limits: t.res.Limits,
 	})
 	return t, nil
 }
@@ -369,12 +376,4 @@ var errHarness = errors.New("the harness failed")
 // fatal says whether err will befall every attempt: the store is damaged.
 func fatal(err error) bool {
 	return errors.Is(err, forks.ErrDamaged) || errors.Is(err, env.ErrDamaged)
-}
-
-// level is the sandbox's word for the plan's isolation.
-func level(p *specs.Plan) sandbox.Level {
-	if p.Isolation == specs.Process {
-		return sandbox.LevelProcess
-	}
-	return sandbox.LevelNamespaces
 }

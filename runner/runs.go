@@ -154,13 +154,13 @@ func reconstruct(dir string, alive bool) (*Result, error) {
 	if data, err := os.ReadFile(filepath.Join(dir, planName)); err == nil {
 		_ = json.Unmarshal(data, &plan) // a plan that was cut short tells nothing
 	}
-	r.Name, r.Isolation = plan.Name, string(plan.Isolation)
+	r.Name, r.Isolation, r.Network = plan.Name, string(plan.Isolation), string(plan.Network)
 	var open []*Attempt
 	err := readEvents(filepath.Join(dir, eventsName), func(e Event) { open = r.replay(e, open, dir) })
 	for _, a := range open {
 		for i := range plan.Candidates {
 			if plan.Candidates[i].Name == a.Candidate {
-				a.Command = commandLine(&plan.Candidates[i])
+				a.Command, a.Network = commandLine(&plan.Candidates[i]), string(plan.Candidates[i].Network)
 			}
 		}
 		if a.Status == "" && alive {
@@ -178,7 +178,7 @@ func reconstruct(dir string, alive bool) (*Result, error) {
 // replay adds what e tells.
 func (r *Result) replay(e Event, open []*Attempt, dir string) []*Attempt {
 	if e.Type == EventStarted {
-		r.Started, r.Base, r.Head = e.Time, e.Base, e.Base
+		r.Started, r.Base, r.Head, r.Limits = e.Time, e.Base, e.Base, e.Limits
 	}
 	if e.Type == EventQueued {
 		return append(open, &Attempt{Candidate: e.Candidate, Attempt: e.Attempt, Tampered: []string{}})

@@ -138,7 +138,7 @@ func runDoomed(root string) {
 	if err != nil {
 		panic(err)
 	}
-	p := newPlan("exec sleep 333", "echo 1 >f", "setsid sleep 333", `trap "" TERM; while :; do sleep 1; done`)
+	p := newPlan("exec sleep 333", "echo 1 >f", "setsid sleep 333", `trap "" TERM; echo alive; while :; do sleep 1; done`)
 	p.Isolation = specs.Isolation(os.Getenv(doomedRoot + "_ISOLATION"))
 	_, err = Run(context.Background(), Options{
 		Env: e, Plan: p, Base: e.Head(), Caller: os.Environ(), HomeDir: os.Getenv("HOME"),
@@ -168,8 +168,11 @@ func TestKilledHarness(t *testing.T) {
 		assert.NilError(t, err)
 		assert.Equal(t, alive.Status, Running)
 		assert.Equal(t, len(alive.Attempts), 0)
-		_, _, err = LogPath(alive, "c2", false)
+		log, _, err := LogPath(alive, "c3", false)
 		assert.NilError(t, err)
+		for deadline := time.Now().Add(10 * time.Second); readLog(t, &log) == "" && time.Now().Before(deadline); {
+			time.Sleep(time.Millisecond)
+		}
 		assert.NilError(t, cmd.Process.Signal(syscall.SIGKILL))
 		_ = cmd.Wait() // it was killed
 
@@ -185,6 +188,10 @@ func TestKilledHarness(t *testing.T) {
 		assert.Equal(t, dead.Status, RunInterrupted)
 		assert.Equal(t, statuses(dead), "cancelled cancelled cancelled")
 		assert.Equal(t, *dead.Attempts[0].Changes, 1)
+		assert.Equal(t, readLog(t, &log), "alive\n")
+		times, err := sandbox.ReadTimes(log)
+		assert.NilError(t, err)
+		assert.Assert(t, !times.At(0).IsZero())
 	})
 }
 

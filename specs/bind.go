@@ -3,7 +3,6 @@ package specs
 import (
 	"fmt"
 	"reflect"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,10 +35,10 @@ func (s spot) item(i int) spot {
 	return spot{s.items[i], s.path + "[" + strconv.Itoa(i) + "]", s.key}
 }
 
-var indices = regexp.MustCompile(`\[\d+\]`)
+var indices = lazily(`\[\d+\]`)
 
 // general is the path without indices, by which the tables know a key.
-func (s spot) general() string { return indices.ReplaceAllString(s.path, "") }
+func (s spot) general() string { return indices().ReplaceAllString(s.path, "") }
 
 // brief is the value as the table of unsupported keys writes it.
 func (s spot) brief() string {
@@ -220,7 +219,7 @@ func ownerOf(name string) string {
 	return ""
 }
 
-var plainKey = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_-]*$`)
+var plainKey = lazily(`^[A-Za-z_][A-Za-z0-9_-]*$`)
 
 // isCommand says that a mapping where a command may stand is a command that
 // YAML takes for one, such as `echo a: b`, `make:` or `{a,b}`.
@@ -235,7 +234,7 @@ func isCommand(n *node, keys []key) bool {
 			return false
 		}
 	}
-	return !plainKey.MatchString(strings.TrimSpace(n.keys[0].text)) || empty
+	return !plainKey().MatchString(strings.TrimSpace(n.keys[0].text)) || empty
 }
 
 // notObject reports a value of the wrong kind where a mapping is due.
@@ -336,15 +335,15 @@ func (b *binder) word(s spot) (string, bool) {
 
 // expression is ${{ matrix.X }} or ${{ env.X }}, or an attempt at one.
 var (
-	expression = regexp.MustCompile(`(?s)\$\{\{(.*?)(\}\}|$)`)
-	reference  = regexp.MustCompile(`^\s*(matrix|env)\.([A-Za-z_][A-Za-z0-9_-]*)\s*$`)
+	expression = lazily(`(?s)\$\{\{(.*?)(\}\}|$)`)
+	reference  = lazily(`^\s*(matrix|env)\.([A-Za-z_][A-Za-z0-9_-]*)\s*$`)
 )
 
 // expressions checks the ${{ }} in a text. axes are the matrix keys that are
 // known there; the names of env are known only when the tournament starts.
 func (b *binder) expressions(at place, key, text string, axes map[string]bool) {
-	for _, m := range expression.FindAllStringSubmatch(text, -1) {
-		ref := reference.FindStringSubmatch(m[1])
+	for _, m := range expression().FindAllStringSubmatch(text, -1) {
+		ref := reference().FindStringSubmatch(m[1])
 		switch {
 		case m[2] == "":
 			b.errorf(at, "%s: ${{ is never closed by }}", key)

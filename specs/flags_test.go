@@ -84,7 +84,7 @@ func TestOverrideErrors(t *testing.T) {
 	p, before := parse(t, minimal("")), parse(t, minimal(""))
 	for flag, values := range map[string]map[string]string{
 		"base":          {"": "a snapshot's id", "./x": "looks like a path; a directory is dir:PATH", "dir:": "a path is due", "-x": "cannot be a snapshot"},
-		"parallel":      {"0": "at least 1", "x": "at least 1", "-1": "at least 1", "": "at least 1", "99999999999999999999": "at least 1"},
+		"parallel":      {"0": "at least 1", "x": "at least 1", "-1": "at least 1", "": "at least 1", "99999999999999999999": "at most 999999999"},
 		"timeout":       {"0": "need a unit", "-1s": "more than zero", "30": "need a unit", "99999h": "at most 8760h", "": "need a unit"},
 		"total-timeout": {"0s": "more than zero"},
 		"test-timeout":  {"1d": "the longest unit is the hour"},
@@ -92,7 +92,7 @@ func TestOverrideErrors(t *testing.T) {
 		"promote":       {"yes": "none of true, false, best", "best": "is not supported yet, only true, false so far"},
 		"apply":         {"maybe": "none of true, false"},
 		"isolation":     {"none": "none of namespaces, process"},
-		"network":       {"private": "is not supported yet, only host so far", "hots": `did you mean "host"`},
+		"network":       {"hots": `did you mean "host"`, "": "none of host, private, nat"},
 		"home":          {"/x": "none of overlay, private, host"},
 		"mount":         {"/a:/proc": "over /proc", "": "a path is due"},
 		"env":           {"A": "NAME=VALUE is due", "1=x": "cannot be a variable's name", "A=" + strings.Repeat("x", MaxEnv): "MAX_ARG_STRLEN", "A=\x00": "NUL"},
@@ -109,6 +109,12 @@ func TestOverrideErrors(t *testing.T) {
 	err = p.Override(Flags{Given: map[string][]string{"isolation": {"process"}, "home": {"private"}}}, testOptions)
 	checkErrors(t, err, "", []string{"--isolation: isolation: process cannot give what home asks for"})
 	assert.DeepEqual(t, p, before)
+	err = p.Override(Flags{Given: map[string][]string{"isolation": {"process"}, "network": {"nat"}}}, testOptions)
+	checkErrors(t, err, "", []string{"--isolation: isolation: process cannot give what network asks for"})
+	assert.DeepEqual(t, p, before)
+	own := parse(t, "candidates: [{run: a, network: private}]\ntest: b\n")
+	err = own.Override(Flags{Given: map[string][]string{"isolation": {"process"}}}, testOptions)
+	checkErrors(t, err, "", []string{"--isolation: isolation: process cannot give what candidates[0].network asks for"})
 	err = p.Override(Flags{Test: "a", Commands: []string{"b"}}, testOptions)
 	checkErrors(t, err, "", []string{"--test: the plan file has the test", "candidates: the plan file has the candidates"})
 }
@@ -116,7 +122,7 @@ func TestOverrideErrors(t *testing.T) {
 func TestOverrideNetworkFollowsThePlans(t *testing.T) {
 	p, err := Parse("p.yaml", []byte("setup: s\ncandidates: [a, {run: b, network: nat}]\ntest: c\n"), full())
 	assert.NilError(t, err)
-	assert.NilError(t, p.Override(Flags{Given: map[string][]string{"network": {"private"}}}, full()))
+	assert.NilError(t, p.Override(Flags{Given: map[string][]string{"network": {"private"}}}, testOptions))
 	assert.Equal(t, p.Network, NetworkPrivate)
 	assert.Equal(t, p.Setup.Network, NetworkPrivate)
 	assert.Equal(t, p.Test.Network, NetworkPrivate)

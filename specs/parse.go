@@ -195,15 +195,37 @@ func (b *binder) check(p *Plan) {
 func (p *Plan) beyondProcess() string {
 	switch {
 	case p.Isolation != Process:
+		return ""
 	case p.Home == HomePrivate:
 		return "home"
 	case len(p.Mounts) > 0:
 		return "mounts"
-	case p.Network == NetworkPrivate || p.Network == NetworkNAT:
+	}
+	return p.ownNetwork()
+}
+
+// ownNetwork is the first key that asks for a network of the commands' own, or
+// "".
+func (p *Plan) ownNetwork() string {
+	if p.Network.own() {
 		return "network"
+	}
+	for i := range p.Candidates {
+		if p.Candidates[i].Network.own() {
+			return fmt.Sprintf("candidates[%d].network", i)
+		}
+	}
+	switch {
+	case p.Test.Network.own():
+		return "test.network"
+	case p.Setup != nil && p.Setup.Network.own():
+		return "setup.network"
 	}
 	return ""
 }
+
+// own says whether n is a network of a command's own.
+func (n Network) own() bool { return n == NetworkPrivate || n == NetworkNAT }
 
 // wrongAt says whether something has been reported at a place.
 func (b *binder) wrongAt(at place) bool { return b.report.wrong[at] }

@@ -304,6 +304,21 @@ var mistakes = []struct {
 		"4:9: mounts: isolation: process cannot give this"}},
 	{"home of a process", minimal("isolation: process\nhome: private\n"), []string{
 		"4:7: home: isolation: process cannot give this"}},
+	{"network of a process", minimal("isolation: process\nnetwork: private\n"), []string{
+		"4:10: network: isolation: process cannot give this"}},
+	{"network of a process's candidate", "candidates:\n  - a\n  - {run: b, network: nat}\ntest: {run: b, network: private}\nisolation: process\n", []string{
+		"3:23: candidates[1].network: isolation: process cannot give this"}},
+	{"network of a process's test", "candidates: [a]\ntest: {run: b, network: nat}\nisolation: process\n", []string{
+		"2:25: test.network: isolation: process cannot give this"}},
+	{"networks", minimal("network: none\n"), []string{`3:10: network: "none" is none of host, private, nat`}},
+	{"limits", minimal("limits: {memory: 512, cpus: 0, pids: 0, disk: 0B, nofile: 19, enforce: maybe}\n"), []string{
+		`3:18: memory: sizes need a unit, such as 512MiB or 2GB: "512"`,
+		`3:29: cpus: a number of cores is due, such as 2 or 0.5: "0"`,
+		`3:38: pids: a whole number of at least 1 is due: "0"`,
+		`3:47: disk: a size must be more than zero: "0B"`,
+		`3:59: nofile: a whole number of at least 20 is due: "19"`,
+		`3:72: enforce: "maybe" is none of strict, best-effort`}},
+	{"limits of a list", minimal("limits: [512MiB]\n"), []string{"3:9: limits: "}},
 	{"tab", "candidates:\n\t- a\ntest: b\n", []string{"2:1: a tab: YAML indents with spaces only"}},
 	{"tab, inner", "candidates: [a]\ntest:\n  run: b\n \ttimeout: 5s\n", []string{"4:2: a tab: YAML indents with spaces only"}},
 	{"second document", minimal("---\n" + minimal("")), []string{"3:1: a plan is one document: a second one starts here"}},
@@ -360,11 +375,10 @@ func checkErrors(t *testing.T, err error, prefix string, want []string) {
 func TestNotSupportedYet(t *testing.T) {
 	asks := map[string][2]string{ // a value that asks for more, and one that does not
 		"workdir": {"sub", "."}, "pass_env": {"[X]", "[]"}, "setup": {"make"},
-		"select": {"all", "first-pass"}, "score": {"{run: x}"}, "limits": {"{pids: 5}"},
-		"network": {"nat", "host"}, "promote": {"best", "true"}, "artifacts": {"[a]", "[]"}, "keep": {"all", "winner"},
-		"candidates.stdin": {"f"}, "candidates.repeat": {"2", "1"}, "candidates.workdir": {"x", "."},
-		"candidates.matrix": {"{a: [b]}"}, "candidates.network": {"private", "host"},
-		"test.network": {"private", "host"}, "test.confirm": {"1", "0"}, "test.protect": {"[x]"},
+		"select": {"all", "first-pass"}, "score": {"{run: x}"},
+		"promote": {"best", "true"}, "artifacts": {"[a]", "[]"}, "keep": {"all", "winner"},
+		"candidates.stdin": {"f"}, "candidates.workdir": {"x", "."},
+		"candidates.matrix": {"{a: [b]}"}, "test.confirm": {"1", "0"}, "test.protect": {"[x]"},
 		"test.on_tamper": {"report"}, "test.on_base": {"skip"},
 		// These need others, and are in TestMistakes and TestMatrixGrammar.
 		"candidates.script": {}, "candidates.exclude": {}, "candidates.include": {}, "${{": {},
@@ -398,9 +412,29 @@ func TestNotSupportedYet(t *testing.T) {
 
 // A value of a later key is checked as well as the key is refused.
 func TestLaterKeysAreStillChecked(t *testing.T) {
-	_, err := Parse("p.yaml", []byte(minimal("limits: {memory: 512}\n")), testOptions)
+	_, err := Parse("p.yaml", []byte(minimal("score: {run: x, goal: most}\n")), testOptions)
 	checkErrors(t, err, "p.yaml:", []string{
-		"3:1: not supported yet: limits", `3:18: memory: sizes need a unit, such as 512MiB or 2GB: "512"`})
+		"3:1: not supported yet: score", `3:23: goal: "most" is none of max, min`})
+}
+
+// Networks follow the plan's; limits are as they are written.
+func TestNetworksAndLimits(t *testing.T) {
+	p := parse(t, `
+network: private
+candidates: [a, {run: b, network: host, repeat: 3}]
+test: {run: c, network: nat}
+limits: {cpus: "2", memory: 1.5GiB, pids: 512, disk: 4GB, nofile: 20, enforce: best-effort}
+`)
+	assert.Equal(t, p.Network, NetworkPrivate)
+	assert.Equal(t, p.Candidates[0].Network, NetworkPrivate)
+	assert.Equal(t, p.Candidates[1].Network, NetworkHost)
+	assert.Equal(t, p.Candidates[1].Repeat, 3)
+	assert.Equal(t, p.Test.Network, NetworkNAT)
+	assert.DeepEqual(t, p.Limits, &Limits{
+		CPUs: 2, Memory: 1610612736, PIDs: 512, Disk: 4e9, NoFile: 20, Enforce: BestEffort})
+	assert.Equal(t, parse(t, minimal("network: private\n")).Test.Network, NetworkPrivate)
+	assert.DeepEqual(t, parse(t, minimal("limits: {}\n")).Limits, &Limits{Enforce: Strict})
+	assert.Assert(t, parse(t, minimal("")).Limits == nil)
 }
 
 func TestLaterGrammar(t *testing.T) {

@@ -108,6 +108,7 @@ type Limits struct {
 	Memory  int64   `json:"memory,omitempty" plan:"size" jsonschema:"Memory, such as 512MiB or 2GB."`
 	PIDs    int     `json:"pids,omitempty" plan:"positive" jsonschema:"Processes at once."`
 	Disk    int64   `json:"disk,omitempty" plan:"size" jsonschema:"Bytes written, such as 4GiB."`
+	NoFile  int     `json:"nofile,omitempty" plan:"files" jsonschema:"Files that each process may have open."`
 	Enforce Enforce `json:"enforce" jsonschema:"What to do where this machine cannot enforce a limit: stop (strict), or go on (best-effort). Default: strict."`
 }
 

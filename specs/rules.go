@@ -28,6 +28,7 @@ var rules = map[string]rule{
 	"cpus":          {text(parseCPUs), cpusSchema},
 	"positive":      {integer(1), integerSchema(1)},
 	"count":         {integer(0), integerSchema(0)},
+	"files":         {integer(leastFiles), integerSchema(leastFiles)},
 	"argv":          {bindArgv, listSchema(stringSchema, 1)},
 	"names":         {items(checkVariableName), listSchema(pattern(variablePattern), 0)},
 	"globs":         {items(checkGlob), listSchema(stringSchema, 0)},
@@ -119,7 +120,7 @@ func bindTemplateName(b *binder, s spot) (any, bool) {
 	if !ok {
 		return nil, false
 	}
-	return t, b.ok(s, CheckName(expression.ReplaceAllString(t, "x")))
+	return t, b.ok(s, CheckName(expression().ReplaceAllString(t, "x")))
 }
 
 func bindCommand(b *binder, s spot) (any, bool) {
@@ -173,7 +174,7 @@ func bindEnv(b *binder, s spot) (any, bool) { return b.texts(s, checkVariable) }
 
 // checkAxis checks a key and a value of a matrix.
 func checkAxis(name, value string) error {
-	if !axisRule.MatchString(name) {
+	if !axisRule().MatchString(name) {
 		return fmt.Errorf("%q cannot be a matrix key: letters, digits, _ and - only, a letter or _ first", name)
 	}
 	if strings.ContainsAny(value, "\x00\n") {

@@ -149,11 +149,11 @@ func (s *source) documents(r *report) {
 }
 
 var (
-	itemPrefix = regexp.MustCompile(`^(?:[-?] +)+`)
-	keyPrefix  = regexp.MustCompile(`^(?:[A-Za-z_<][A-Za-z0-9_<-]*|"[^"]*"|'[^']*')[ ]*:(?: +|$)`)
-	propPrefix = regexp.MustCompile(`^(?:&\S+ +)+`)
-	noSpace    = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_-]*:\S`)
-	badEscape  = regexp.MustCompile(`^"(?:[^"\\]|\\[0abtnvfre "/\\N_LPxuU\t])*(\\.)`)
+	itemPrefix = lazily(`^(?:[-?] +)+`)
+	keyPrefix  = lazily(`^(?:[A-Za-z_<][A-Za-z0-9_<-]*|"[^"]*"|'[^']*')[ ]*:(?: +|$)`)
+	propPrefix = lazily(`^(?:&\S+ +)+`)
+	noSpace    = lazily(`^[A-Za-z_][A-Za-z0-9_-]*:\S`)
+	badEscape  = lazily(`^"(?:[^"\\]|\\[0abtnvfre "/\\N_LPxuU\t])*(\\.)`)
 )
 
 // diagnose finds in a line that is no YAML what a person meant by it. The
@@ -164,7 +164,7 @@ func diagnose(line string) (col int, msg string) {
 		return i + 1, "a tab: YAML indents with spaces only"
 	}
 	value := line[len(indent):]
-	for _, prefix := range []*regexp.Regexp{itemPrefix, keyPrefix, propPrefix} {
+	for _, prefix := range []*regexp.Regexp{itemPrefix(), keyPrefix(), propPrefix()} {
 		value = value[len(prefix.FindString(value)):]
 	}
 	start := utf8.RuneCountInString(line[:len(line)-len(value)]) + 1
@@ -199,14 +199,14 @@ func diagnoseValue(v string) (offset int, msg string) {
 	case '|', '>':
 		return 0, "YAML takes a leading " + string(c) + " for the start of a block, whose text begins on the next line: " + quoteIt
 	case '"':
-		if m := badEscape.FindStringSubmatchIndex(v); m != nil {
+		if m := badEscape().FindStringSubmatchIndex(v); m != nil {
 			return m[2], v[m[2]:m[3]] + " is no escape that YAML knows inside double quotes: " + quoteIt
 		}
-		return diagnoseQuotes(v, doubleQuoted)
+		return diagnoseQuotes(v, doubleQuoted())
 	case '\'':
-		return diagnoseQuotes(v, singleQuoted)
+		return diagnoseQuotes(v, singleQuoted())
 	}
-	if noSpace.MatchString(v) && !strings.Contains(v, ": ") {
+	if noSpace().MatchString(v) && !strings.Contains(v, ": ") {
 		return strings.IndexByte(v, ':'), "a space is missing after the colon"
 	}
 	if i := strings.Index(v+" ", ": "); i >= 0 {
@@ -219,8 +219,8 @@ func diagnoseValue(v string) (offset int, msg string) {
 }
 
 var (
-	doubleQuoted = regexp.MustCompile(`^"(?:[^"\\]|\\.)*"`)
-	singleQuoted = regexp.MustCompile(`^'(?:[^']|'')*'`)
+	doubleQuoted = lazily(`^"(?:[^"\\]|\\.)*"`)
+	singleQuoted = lazily(`^'(?:[^']|'')*'`)
 )
 
 func diagnoseQuotes(v string, quoted *regexp.Regexp) (offset int, msg string) {

@@ -25,19 +25,23 @@ const (
 )
 
 var (
-	nameRule     = regexp.MustCompile(namePattern)
-	durationRule = regexp.MustCompile(durationPattern)
-	sizeRule     = regexp.MustCompile(sizePattern)
-	cpusRule     = regexp.MustCompile(cpusPattern)
-	variableRule = regexp.MustCompile(variablePattern)
-	axisRule     = regexp.MustCompile(axisPattern)
-	integerRule  = regexp.MustCompile(`^(0|[1-9][0-9]{0,8})$`)
+	nameRule     = lazily(namePattern)
+	durationRule = lazily(durationPattern)
+	sizeRule     = lazily(sizePattern)
+	cpusRule     = lazily(cpusPattern)
+	variableRule = lazily(variablePattern)
+	axisRule     = lazily(axisPattern)
+	integerRule  = lazily(`^(0|[1-9][0-9]{0,8})$`)
 )
 
 // MaxEnv is how long one variable may be, NAME=VALUE and the byte that ends it:
 // the kernel's MAX_ARG_STRLEN, 32 pages of 4 KiB (include/uapi/linux/binfmts.h).
 // Longer, and execve fails with E2BIG.
 const MaxEnv = 131072
+
+// leastFiles is how many open files every program may count on (POSIX's
+// _POSIX_OPEN_MAX). With fewer, shells fail at their first redirection.
+const leastFiles = 20
 
 // maxDuration is the longest that a plan may ask for: a year. Longer is a typing error.
 const maxDuration = 8760 * time.Hour
@@ -46,7 +50,7 @@ const maxDuration = 8760 * time.Hour
 // becomes part of file names, reports and command lines.
 func CheckName(name string) error {
 	switch {
-	case nameRule.MatchString(name):
+	case nameRule().MatchString(name):
 		return nil
 	case name == "":
 		return fmt.Errorf("a name cannot be empty")
@@ -88,7 +92,7 @@ func ParseDuration(text string) (time.Duration, error) {
 	switch {
 	case strings.HasPrefix(text, "-"):
 		return 0, fmt.Errorf("a duration must be more than zero: %q", text)
-	case durationRule.MatchString(text):
+	case durationRule().MatchString(text):
 	case regexp.MustCompile(`^[0-9.]+ ?(d|w|D|W|days?|weeks?)$`).MatchString(text):
 		return 0, fmt.Errorf("the longest unit is the hour, such as 24h or 168h: %q", text)
 	default:
@@ -119,7 +123,7 @@ var units = map[string]float64{
 
 // parseSize reads a number of bytes.
 func parseSize(text string) (int64, error) {
-	m := sizeRule.FindStringSubmatch(text)
+	m := sizeRule().FindStringSubmatch(text)
 	if m == nil {
 		return 0, fmt.Errorf("sizes need a unit, such as 512MiB or 2GB: %q", text)
 	}
@@ -136,7 +140,7 @@ func parseSize(text string) (int64, error) {
 // parseCPUs reads a number of cores.
 func parseCPUs(text string) (float64, error) {
 	n, err := strconv.ParseFloat(text, 64)
-	if !cpusRule.MatchString(text) || err != nil || n < 0.01 || n > 1e5 {
+	if !cpusRule().MatchString(text) || err != nil || n < 0.01 || n > 1e5 {
 		return 0, fmt.Errorf("a number of cores is due, such as 2 or 0.5: %q", text)
 	}
 	return n, nil
@@ -145,7 +149,10 @@ func parseCPUs(text string) (float64, error) {
 // parseInt reads a whole number of at least least.
 func parseInt(text string, least int) (int, error) {
 	n, err := strconv.Atoi(text)
-	if !integerRule.MatchString(text) || err != nil || n < least {
+	if len(text) > 9 && strings.Trim(text, "0123456789") == "" && text[0] != '0' {
+		return 0, fmt.Errorf("a whole number of at most 999999999 is due: %q", text)
+	}
+	if !integerRule().MatchString(text) || err != nil || n < least {
 		return 0, fmt.Errorf("a whole number of at least %d is due: %q", least, text)
 	}
 	return n, nil
@@ -184,7 +191,7 @@ func checkRef(text string) error {
 // checkVariable checks one variable of the environment.
 func checkVariable(name, value string) error {
 	switch {
-	case !variableRule.MatchString(name):
+	case !variableRule().MatchString(name):
 		return fmt.Errorf("%q cannot be a variable's name: letters, digits and _ only, no digit first", name)
 	case strings.ContainsRune(value, 0):
 		return fmt.Errorf("the value of %s holds a NUL byte, which no variable can", name)

@@ -273,7 +273,7 @@ func (c *converter) merge(n *node, at place, from *node, seen map[string]*node) 
 	}
 }
 
-var yamlLine = regexp.MustCompile(`line (\d+)`)
+var yamlLine = lazily(`line (\d+)`)
 
 // guilty finds the line from which on the text cannot be YAML any more. The
 // library's own line is often that of the enclosing mapping, or missing.
@@ -287,7 +287,7 @@ func (s *source) guilty(err error) int {
 	}
 	total := len(s.lines)
 	n := total
-	if m := yamlLine.FindStringSubmatch(err.Error()); m != nil {
+	if m := yamlLine().FindStringSubmatch(err.Error()); m != nil {
 		n, _ = strconv.Atoi(m[1])
 		n = min(max(n, 1), total)
 		for n < total && budget > 0 && !fails(n) {

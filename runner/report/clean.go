@@ -9,8 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// clean makes visible in a line what a terminal would act on, and takes apart
-// what GitHub's runner takes for a command anywhere in a line.
+// clean makes visible in a name or a message what a terminal would act on.
 func clean(s string) string {
 	var b strings.Builder
 	for len(s) > 0 {
@@ -30,7 +29,7 @@ func clean(s string) string {
 		}
 		s = s[n:]
 	}
-	return strings.ReplaceAll(b.String(), "##[", "## [")
+	return defused(b.String())
 }
 
 var plain = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._/@+=,-]*$`)

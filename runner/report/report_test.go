@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/agentenv/agentenv/runner"
+	"github.com/agentenv/agentenv/specs"
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -59,6 +60,7 @@ twice #1     cancelled   500ms           another attempt passed first
 twice #2     error        10ms           cannot fork the base: no space left on device
 
 winner: right → bbbb000011112222 (HEAD)
+isolation: namespaces; limits: none
 logs: DIR
 left over: 0 processes, 0 mounts, 0 bytes
 `
@@ -70,14 +72,16 @@ func TestResultWithoutWinner(t *testing.T) {
 	r.Winner, r.Promoted, r.Status, r.Head = nil, false, runner.RunNoWinner, r.Base
 	r.Leaks = runner.Leaks{Processes: 1, Mounts: 2, Bytes: 4096, Names: []string{"process 12 (sl\x1beep)"}}
 	r.Warnings = []string{"something"}
+	r.Network, r.Attempts[1].Network, r.Attempts[0].Test = "private", "nat", &runner.Test{Network: "host"}
+	r.Limits = &specs.Limits{Memory: 512 << 20, Enforce: specs.BestEffort}
 	r.Attempts[0].Command, r.Attempts[1].Command = "patch <a\x1b", "true"
 	assert.Assert(t, !strings.Contains(text(t, r, Options{Told: true}), "warning: "))
 	assert.Assert(t, strings.Contains(text(t, r, Options{Commands: true}), "\ncommands:\n  wrong: patch <a^[\n  right: true\n"))
 	got := text(t, r, Options{})
 	for _, want := range []string{
 		"\nwrong, the last lines of its test:\n  | 2\n  | 3\n  | 4\n  | 5\n  | --- FAIL: TestParse\n",
-		"the last lines of its command:\n  | ^[]0;evil^G caf\uFFFD ## [error]x\n",
-		"\nno candidate passed; HEAD stays aaaa000011112222\nwarning: something\n",
+		"the last lines of its command:\n  |  caf\uFFFD ## [error]x\n",
+		"\nno candidate passed; HEAD stays aaaa000011112222\nisolation: namespaces; network: private, host, nat; limits: 512MiB of memory\nwarning: something\n",
 		"left over: 1 process, 2 mounts, 4096 bytes\n  process 12 (sl^[eep)\n",
 	} {
 		assert.Assert(t, strings.Contains(got, want), "%s\nis missing in\n%s", want, got)
@@ -143,7 +147,7 @@ func TestColoursOnlyWhenAsked(t *testing.T) {
 
 func TestLiveText(t *testing.T) {
 	events := []runner.Event{
-		{Type: runner.EventStarted, Name: "fix", Attempts: 2, Parallel: 8, Base: "aaaa"},
+		{Type: runner.EventStarted, Name: "fix", Attempts: 2, Parallel: 8, Base: "aaaa", Isolation: "namespaces", Networks: []string{"host"}},
 		{Type: runner.EventQueued, Candidate: "right", Attempt: 1, Of: 1},
 		{Type: runner.EventQueued, Candidate: "no", Attempt: 1, Of: 1},
 		{Type: runner.EventRunning, Candidate: "no", Attempt: 1, Of: 1},
@@ -161,12 +165,20 @@ func TestLiveText(t *testing.T) {
 		return b.String()
 	}
 	assert.Equal(t, play(Options{}), `fix: 2 attempts from aaaa, 2 at a time
+isolation: namespaces; network: host; limits: none
 no     running
 no     failed      100ms  exit status 3
 right  testing
 right  passed       2.0s
 `)
 	assert.Assert(t, strings.Contains(play(Options{Verbose: true}), "no     | … 3 lines left out, see the log …\nno     | hello\n"))
+}
+
+func TestLimits(t *testing.T) {
+	assert.Equal(t, limits(nil), "none")
+	assert.Equal(t, limits(&specs.Limits{CPUs: 1, PIDs: 1, NoFile: 20}), "1 CPU, 1 process, 20 open files")
+	assert.Equal(t, limits(&specs.Limits{CPUs: 0.5, Memory: 3 << 29, PIDs: 512, Disk: 4e9, NoFile: 1024}),
+		"0.5 CPUs, 1.5GiB of memory, 512 processes, 3.7GiB of disk, 1024 open files")
 }
 
 func TestTailReadsOnlyTheEnd(t *testing.T) {
@@ -179,11 +191,15 @@ func TestTailReadsOnlyTheEnd(t *testing.T) {
 	assert.NilError(t, os.WriteFile(path, []byte("x\n"+long), 0o600))
 	lines, err = tail(path)
 	assert.NilError(t, err)
-	assert.Equal(t, len(lines), 1)
+	assert.DeepEqual(t, lines, []string{"…" + long[len(long)-8192:]})
+	assert.NilError(t, os.WriteFile(path, []byte("x\n"+long+"y"), 0o600))
+	lines, err = tail(path)
+	assert.NilError(t, err)
+	assert.DeepEqual(t, lines, []string{"…" + long[len(long)-8190:] + "y"})
 	assert.NilError(t, os.WriteFile(path, []byte("x\n"+long[:2000]), 0o600))
 	lines, err = tail(path)
 	assert.NilError(t, err)
-	assert.DeepEqual(t, lines, []string{"x", long[:240] + "…"})
+	assert.DeepEqual(t, lines, []string{"x", long[:2000]})
 }
 
 func TestSeconds(t *testing.T) {

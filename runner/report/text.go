@@ -19,7 +19,8 @@ type Options struct {
 	Colours bool
 	// Verbose shows the commands' output while they run, and more at the end.
 	Verbose bool
-	// Told says that the run's warnings were shown while it ran.
+	// Told says that what is in force and the run's warnings were shown while
+	// it ran.
 	Told bool
 	// Commands lists what each candidate ran.
 	Commands bool
@@ -61,6 +62,7 @@ func (t *Text) Event(e runner.Event) {
 	switch e.Type {
 	case runner.EventStarted:
 		t.line("%s: %s from %s, %d at a time", clean(e.Name), count(e.Attempts, "attempt"), e.Base, min(e.Parallel, e.Attempts))
+		t.line("%s", world(e.Isolation, e.Networks, e.Limits))
 	case runner.EventQueued:
 		t.width = min(max(t.width, utf8.RuneCountInString(who)), nameWidth)
 	case runner.EventRunning:
@@ -89,7 +91,7 @@ func (t *Text) output(e runner.Event, who string) {
 		t.line("%s  | … %s left out, see the log …", pad(who, t.width), count(int(e.Dropped), "line"))
 	}
 	if e.Line != "" || e.Dropped == 0 {
-		t.line("%s  | %s", pad(who, t.width), clean(e.Line))
+		t.line("%s  | %s", pad(who, t.width), Line(e.Line, lineMost, t.opts.Colours))
 	}
 }
 
@@ -114,14 +116,11 @@ func Result(w io.Writer, r *runner.Result, opts Options) error {
 		commands(b, r)
 	}
 	if r.Winner == nil || opts.Verbose {
-		tails(b, r)
+		tails(b, r, opts)
 	}
 	b.WriteString("\n" + verdict(r, opts) + "\n")
-	for _, line := range r.Warnings {
-		if opts.Told {
-			break
-		}
-		fmt.Fprintf(b, "warning: %s\n", clean(line))
+	if !opts.Told {
+		told(b, r)
 	}
 	if dir := folder(r); dir != "" {
 		fmt.Fprintf(b, "logs: %s\n", clean(dir))
@@ -155,6 +154,14 @@ func table(b *strings.Builder, r *runner.Result, opts Options) {
 			reason = clean(*a.Reason)
 		}
 		row(pad(title(a.Candidate, a.Attempt, of[a.Candidate]), width), opts.status(a.Status), took, changes, reason)
+	}
+}
+
+// told is what the user was told while the run went on.
+func told(b *strings.Builder, r *runner.Result) {
+	fmt.Fprintln(b, world(r.Isolation, networksOf(r), r.Limits))
+	for _, line := range r.Warnings {
+		fmt.Fprintf(b, "warning: %s\n", clean(line))
 	}
 }
 
@@ -246,10 +253,14 @@ const (
 	tailMost  = 8
 	// tailBytes is how far from the end of a log those lines are looked for.
 	tailBytes = 8 << 10
+	// lineMost bounds, in letters, a line of output that is shown while it is
+	// printed, tailMostLetters one of those at the end: three lines of a screen.
+	lineMost        = 4 << 10
+	tailMostLetters = 240
 )
 
 // tails shows the ends of the logs of what failed.
-func tails(b *strings.Builder, r *runner.Result) {
+func tails(b *strings.Builder, r *runner.Result, opts Options) {
 	of := attemptsOf(r)
 	shown, left := 0, 0
 	for _, a := range r.Attempts {
@@ -271,7 +282,7 @@ func tails(b *strings.Builder, r *runner.Result) {
 		shown++
 		fmt.Fprintf(b, "\n%s, the last lines of %s:\n", title(a.Candidate, a.Attempt, of[a.Candidate]), what)
 		for _, l := range lines {
-			fmt.Fprintf(b, "  | %s\n", clean(l))
+			fmt.Fprintf(b, "  | %s\n", Line(l, tailMostLetters, opts.Colours))
 		}
 	}
 	if left > 0 {
@@ -300,27 +311,18 @@ func tail(path string) ([]string, error) {
 		return nil, nil
 	}
 	lines := strings.Split(text, "\n")
-	if from > 0 && len(lines) > 1 {
+	switch {
+	case from > 0 && len(lines) > 1:
 		lines = lines[1:] // it may be the rest of a line
+	case from > 0:
+		// It is the rest of a line, and may begin within a letter.
+		n := 0
+		for n < min(utf8.UTFMax, len(text)) && !utf8.RuneStart(text[n]) {
+			n++
+		}
+		lines[0] = "…" + text[n:]
 	}
-	lines = lines[max(0, len(lines)-tailLines):]
-	for i := range lines {
-		lines[i] = shorten(strings.TrimSuffix(lines[i], "\r"))
-	}
-	return lines, nil
-}
-
-// shorten cuts a line that would fill the screen.
-func shorten(s string) string {
-	const most = 240
-	if len(s) <= most {
-		return s
-	}
-	cut := most
-	for cut > most-utf8.UTFMax && !utf8.RuneStart(s[cut]) {
-		cut--
-	}
-	return s[:cut] + "…"
+	return lines[max(0, len(lines)-tailLines):], nil
 }
 
 // Runs writes the list of `runs`, newest first.
