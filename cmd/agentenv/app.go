@@ -26,8 +26,19 @@ type App struct {
 	json, quiet, verbose bool
 	// git: what is promoted in place may steer git.
 	git bool
+	// noticed, if set, takes what sandboxes have to say.
+	noticed func(line string)
 	// lost is the first error of writing data.
 	lost error
+
+	// args is the command line. In the user namespace of an environment, inside
+	// is its root, and owners are those of the directory that is taken in that are
+	// not seen there.
+	args   []string
+	inside string
+	owners map[string][2]uint32
+	// oneID is why a system that init makes has but one id.
+	oneID error
 }
 
 // Getenv returns the value of a variable of the caller's, or "".
@@ -42,6 +53,7 @@ func (a *App) Getenv(key string) string {
 
 // Run runs the command line args and returns the exit code.
 func (a *App) Run(args []string) int {
+	a.args = args
 	// What --json promises holds also where the flags cannot be parsed.
 	own := args
 	if i := slices.Index(args, "--"); i >= 0 {
@@ -155,7 +167,7 @@ tests each in a fork of its own, and makes the first passing tree the new HEAD,
 or changes nothing. Every state is a snapshot that checkout brings back.
 
 Exit status: 0 done; 1 the answer is no; 2 usage; 3 agentenv itself failed;
-130 interrupted; 143 terminated. exec passes on its command's own.`,
+130 interrupted; 143 terminated. exec and shell pass on their command's own.`,
 		Version:       versionString(),
 		SilenceErrors: true,
 		SilenceUsage:  true,

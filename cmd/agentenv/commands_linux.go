@@ -54,7 +54,7 @@ func linuxHint(err error) string {
 // linuxCommands are the commands that need Linux.
 func (a *App) linuxCommands() []*cobra.Command {
 	return []*cobra.Command{
-		a.initCommand(), a.execCommand(), a.commitCommand(), a.checkoutCommand(), a.logCommand(), a.headCommand(),
+		a.initCommand(), a.execCommand(), a.shellCommand(), a.commitCommand(), a.checkoutCommand(), a.logCommand(), a.headCommand(),
 		a.tagCommand(), a.branchesCommand(), a.showCommand(), a.statusCommand(), a.deleteCommand(), a.applyCommand(),
 		a.tournamentCommand(), a.runsCommand(), a.umountCommand(), a.doctorCommand(),
 	}
@@ -69,11 +69,27 @@ func (a *App) envOptions() env.Options {
 	return env.Options{
 		Backends: all.Backends(),
 		Backend:  backend,
-		Executor: sandbox.New(sandbox.Options{Notice: func(line string) { a.say("%s", line) }}),
+		Executor: sandbox.New(sandbox.Options{Notice: func(line string) { a.notice(line) }}),
 		Notify:   func(line string) { a.say("%s", line) },
 		Progress: a.progress(),
 		Git:      a.git,
+		Owners:   a.owners,
 	}
+}
+
+// notice passes on what a sandbox has to say.
+func (a *App) notice(line string) {
+	if a.noticed != nil {
+		a.noticed(line)
+		return
+	}
+	a.say("%s", line)
+}
+
+// divert sends what sandboxes have to say to fn, until back is called.
+func (a *App) divert(fn func(line string)) (back func()) {
+	a.noticed = fn
+	return func() { a.noticed = nil }
 }
 
 // lookForRoot returns the root that the command line, the environment and the
@@ -92,8 +108,26 @@ func (a *App) lookForRoot() (root string, meant bool, err error) {
 // findRoot is lookForRoot, which tells the user of a default.
 func (a *App) findRoot() (string, error) {
 	root, meant, err := a.lookForRoot()
-	if err == nil && !meant && env.Exists(root) {
+	if err == nil {
+		a.sayDefault(root, meant)
+	}
+	return root, err
+}
+
+func (a *App) sayDefault(root string, meant bool) {
+	if !meant && env.Exists(root) {
 		a.say("using the environment at %s: none was taken from this directory", root)
+	}
+}
+
+// enterRoot is findRoot for what opens the environment.
+func (a *App) enterRoot() (string, error) {
+	root, meant, err := a.lookForRoot()
+	if err == nil {
+		err = a.enter(root)
+	}
+	if err == nil {
+		a.sayDefault(root, meant)
 	}
 	return root, err
 }
@@ -127,7 +161,7 @@ func (a *App) watchWorkDir() func() {
 
 // read opens the environment for reading and calls fn.
 func (a *App) read(ctx context.Context, fn func(*env.Env) error) error {
-	root, err := a.findRoot()
+	root, err := a.enterRoot()
 	if err != nil {
 		return err
 	}
@@ -146,7 +180,7 @@ func (a *App) read(ctx context.Context, fn func(*env.Env) error) error {
 
 // change opens the environment for changing it and calls fn.
 func (a *App) change(ctx context.Context, op string, fn func(*env.Env) error) error {
-	root, err := a.findRoot()
+	root, err := a.enterRoot()
 	if err != nil {
 		return err
 	}

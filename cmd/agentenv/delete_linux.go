@@ -72,6 +72,9 @@ func (a *App) deleteAll(ctx context.Context) error {
 	if !meant {
 		return usage("no environment was taken from this directory", "name the root of the one to remove: agentenv --root DIR delete --all")
 	}
+	if err := a.enterDamaged(root); err != nil {
+		return err
+	}
 	d, err := env.DeleteAll(ctx, root, a.envOptions())
 	if err != nil {
 		return explain(root, err)

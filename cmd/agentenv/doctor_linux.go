@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -68,21 +69,28 @@ func (a *App) sayBackend(e *env.Env) {
 func (a *App) doctorCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "doctor",
-		Short: "Try what this machine allows: backends where the environment is or would be, and isolation",
-		Long: `Try every backend on the file system where the environment is or would be, and
-every level of isolation. What does not work is told with the command that
-mends it. Exit 0 if a tournament can run.`,
+		Short: "Try what this machine allows: backends where the environment is or would be, isolation, limits",
+		Long: `Try every backend on the file system where the environment is or would be, every
+level of isolation and the parts that it is made of, limits and networks. For
+each thing that does not work it says what is lost without it, and the command
+that mends it. Exit 0 if a tournament can run, else 3.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			root, err := a.findRoot()
 			if err != nil {
 				return err
 			}
+			colours, err := a.colours(a.Stdout)
+			if err != nil {
+				return err
+			}
 			checks, able := examine(c.Context(), root)
 			err = a.output(map[string]any{"checks": checks}, func() {
-				for _, c := range checks {
-					a.print("%s", c)
+				for _, line := range a.marks(colours).table(checks) {
+					a.print("%s", line)
 				}
+				a.print("")
+				a.print("%s", map[bool]string{true: "A tournament can run here.", false: "No tournament can run here."}[able])
 			})
 			if err == nil && !able {
 				err = exitStatus(exitHarness)
@@ -90,6 +98,54 @@ mends it. Exit 0 if a tournament can run.`,
 			return err
 		},
 	}
+}
+
+// marks begin the lines of a table: what works, what does not, and what is no
+// fault.
+type marks struct{ ok, bad, none string }
+
+// marks are signs where they can be shown, else words.
+func (a *App) marks(colours bool) marks {
+	m := marks{"ok", "no", "--"}
+	if isTerminal(a.Stdout) && a.unicode() {
+		m = marks{"✓", "✗", "–"}
+	}
+	if colours {
+		m.ok, m.bad = "\x1b[32m"+m.ok+"\x1b[0m", "\x1b[31m"+m.bad+"\x1b[0m"
+	}
+	return m
+}
+
+// unicode says whether the user's locale is of UTF-8.
+func (a *App) unicode() bool {
+	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
+		if v := strings.ToLower(a.Getenv(name)); v != "" {
+			return strings.Contains(v, "utf-8") || strings.Contains(v, "utf8")
+		}
+	}
+	return false
+}
+
+// table shows what was tried, and then what does not work: what is lost by that
+// and what mends it.
+func (m marks) table(checks []check) []string {
+	width := 0
+	for _, c := range checks {
+		width = max(width, len(c.Name))
+	}
+	var lines, todo []string
+	for _, c := range checks {
+		mark := m.ok
+		switch {
+		case !c.OK && c.Fix == "": // it is no fault
+			mark = m.none
+		case !c.OK:
+			mark = m.bad
+			todo = append(todo, "", mark+" "+c.Name+": "+c.Lost, "  to mend it: "+c.Fix)
+		}
+		lines = append(lines, fmt.Sprintf("%s %-*s  %s", mark, width, c.Name, c.Detail))
+	}
+	return append(lines, todo...)
 }
 
 // examine tries everything and says whether a tournament can run.
@@ -101,21 +157,31 @@ func examine(ctx context.Context, root string) (checks []check, able bool) {
 		}
 		dir = filepath.Dir(dir)
 	}
-	checks = backendChecks(env.ProbeBackends(ctx, dir, all.Backends()))
-	able = slices.ContainsFunc(checks, func(c check) bool { return c.OK })
-	for i := range checks {
-		checks[i].Name = "backend " + checks[i].Name
+	backends := backendChecks(env.ProbeBackends(ctx, dir, all.Backends()))
+	able = slices.ContainsFunc(backends, func(c check) bool { return c.OK })
+	for i := range backends {
+		backends[i].Name = "backend " + backends[i].Name
 	}
 	strongest := isolationCheck(root, sandbox.LevelNamespaces, "candidates would see and share the host's processes, /tmp and home")
-	checks = append(checks, strongest, isolationCheck(root, sandbox.LevelProcess, "nothing can be run"))
+	checks = append(backends, strongest, isolationCheck(root, sandbox.LevelProcess, "nothing can be run"))
+	checks = append(checks, partChecks()...)
+	cgroups := sandbox.ProbeCgroups()
+	checks = append(checks, natCheck(), limitsCheck(cgroups), freezeCheck(cgroups), idsCheck())
+	checks = append(checks, kernelCheck(), reflinkCheck(dir), spaceCheck(dir), watchesCheck(), filesCheck())
 	return checks, able && strongest.OK
 }
 
 func isolationCheck(root string, level sandbox.Level, lost string) check {
 	c := check{Name: "isolation " + string(level), OK: true, Detail: "a command was run so"}
 	if err := env.ProbeIsolation(root, level); err != nil {
-		f := describe(explain(root, err))
-		c.OK, c.Detail, c.Lost, c.Fix = false, f.message, lost, f.hint
+		return c.failed(explain(root, err), lost)
 	}
+	return c
+}
+
+// failed is the check of something that does not work.
+func (c check) failed(err error, lost string) check {
+	f := describe(err)
+	c.OK, c.Detail, c.Lost, c.Fix = false, f.message, lost, f.hint
 	return c
 }

@@ -136,4 +136,6 @@ func hintOf(err error) string {
 }
 
 // passesExitCode says whether a command's exit code is that of what it runs.
-func passesExitCode(c *cobra.Command) bool { return c != nil && c.Name() == "exec" }
+func passesExitCode(c *cobra.Command) bool {
+	return c != nil && (c.Name() == "exec" || c.Name() == "shell")
+}

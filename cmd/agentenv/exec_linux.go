@@ -30,6 +30,8 @@ type execFlags struct {
 	// fork is the REF to fork; empty is the work tree itself.
 	fork string
 	keep bool
+	// tty gives the command a terminal of its own.
+	tty bool
 }
 
 // optionalRef is the value of a flag that may stand alone. Its type is what makes
@@ -43,7 +45,7 @@ func (r *optionalRef) Type() string       { return "bool" }
 // addWorldFlags adds the flags that say what a command sees of the host.
 func addWorldFlags(f *pflag.FlagSet) {
 	f.String("isolation", "", "the least `LEVEL` that is acceptable: namespaces or process (default: namespaces)")
-	f.String("network", "", "`KIND` of network: host, the only one so far")
+	f.String("network", "", "`KIND` of network: host, private (a loopback of its own) or nat (that and the way out) (default: host)")
 	f.String("home", "", "`KIND` of home in a workspace: overlay, private or host (default: overlay)")
 	f.StringArray("mount", nil, "bring in a host path: `FROM[:TO][:ro|overlay|rw]`")
 	f.StringArray("env", nil, "add to the environment: `K=V`")
@@ -79,7 +81,10 @@ itself failed. If files changed, one automatic snapshot follows.
 With --fork the command runs in a fork of a snapshot that is thrown away
 afterwards: the work tree is neither read nor changed (changes that no snapshot
 holds are not in the fork), no lock is taken, and any number may run at once.
---keep makes a snapshot of what the command left, a child of REF; HEAD stays.`,
+--keep makes a snapshot of what the command left, a child of REF; HEAD stays.
+
+With -t the command has a terminal of its own, as editors and shells need it. Its
+output, errors too, then comes on stdout.`,
 		Example: "  agentenv exec -- make test\n  agentenv exec --timeout 10m -- sh -c 'apt-get update && apt-get install -y jq'\n" +
 			"  agentenv exec --fork -- make test\n  agentenv exec --fork=HEAD~2 --keep -- ./agent.sh",
 		Args: cobra.MinimumNArgs(1),
@@ -87,18 +92,27 @@ holds are not in the fork), no lock is taken, and any number may run at once.
 			if err := x.check(c.Flags(), args); err != nil {
 				return err
 			}
+			if x.tty && !isTerminal(a.Stdin) {
+				return usage("-t: the input is not a terminal", "leave -t out to run without one")
+			}
 			return a.exec(c.Flags(), x, args)
 		},
 	}
 	c.Flags().SetInterspersed(false)
-	c.Flags().StringVar(&x.workdir, "workdir", "", "run in `DIR`, relative to the tree or absolute as the command sees it")
+	x.add(c.Flags())
 	c.Flags().StringVar(&x.timeout, "timeout", "", "end the command after `TIME`, such as 90s or 1h30m")
-	c.Flags().BoolVar(&x.noCommit, "no-commit", false, "make no snapshot of what the command changed")
-	c.Flags().Var((*optionalRef)(&x.fork), "fork", "run in a throw-away fork of a snapshot: HEAD, or another with --fork=REF")
-	c.Flags().Lookup("fork").NoOptDefVal = "HEAD"
-	c.Flags().BoolVar(&x.keep, "keep", false, "with --fork: keep the result as a snapshot and print its id on stderr")
-	addWorldFlags(c.Flags())
+	c.Flags().BoolVarP(&x.tty, "tty", "t", false, "give the command a terminal of its own")
 	return c
+}
+
+// add adds the flags that exec and shell have in common.
+func (x *execFlags) add(f *pflag.FlagSet) {
+	f.StringVar(&x.workdir, "workdir", "", "run in `DIR`, relative to the tree or absolute as the command sees it")
+	f.BoolVar(&x.noCommit, "no-commit", false, "make no snapshot of what the command changed")
+	f.Var((*optionalRef)(&x.fork), "fork", "run in a throw-away fork of a snapshot: HEAD, or another with --fork=REF")
+	f.Lookup("fork").NoOptDefVal = "HEAD"
+	f.BoolVar(&x.keep, "keep", false, "with --fork: keep the result as a snapshot and print its id on stderr")
+	addWorldFlags(f)
 }
 
 // check refuses flags that make no sense together.
@@ -125,6 +139,9 @@ func (a *App) exec(flags *pflag.FlagSet, x execFlags, args []string) error {
 	if err := checkMounts(world.Mounts); err != nil {
 		return err
 	}
+	if err := sandbox.CheckNetwork(sandbox.Level(world.Isolation), sandbox.Network(world.Network)); err != nil {
+		return err
+	}
 	var timeout time.Duration
 	if x.timeout != "" {
 		var err error
@@ -133,11 +150,11 @@ func (a *App) exec(flags *pflag.FlagSet, x execFlags, args []string) error {
 		}
 	}
 	run := func(e *env.Env) error {
-		run, err := a.execRun(e, world, x.workdir, args)
+		run, err := a.execRun(e, world, x, args)
 		if err != nil {
 			return err
 		}
-		w := &watcher{timeout: timeout, say: a.say}
+		w := &watcher{timeout: timeout, say: a.say, ownTerminal: x.tty}
 		if x.fork != "" {
 			return a.runFork(e, run, x, w)
 		}
@@ -152,7 +169,7 @@ func (a *App) exec(flags *pflag.FlagSet, x execFlags, args []string) error {
 // withoutLock opens the environment as it is and calls fn, once: what fn does
 // is not to be repeated.
 func (a *App) withoutLock(ctx context.Context, fn func(*env.Env) error) error {
-	root, err := a.findRoot()
+	root, err := a.enterRoot()
 	if err != nil {
 		return err
 	}
@@ -163,11 +180,12 @@ func (a *App) withoutLock(ctx context.Context, fn func(*env.Env) error) error {
 	return explain(root, errors.Join(fn(e), e.Close()))
 }
 
-// execRun puts together what exec runs and what it sees.
-func (a *App) execRun(e *env.Env, w *specs.Plan, workdir string, args []string) (env.Run, error) {
+// execRun puts together what exec runs, a shell if that is nothing, and what it
+// sees.
+func (a *App) execRun(e *env.Env, w *specs.Plan, x execFlags, args []string) (env.Run, error) {
 	r := env.Run{
 		Level: sandbox.Level(w.Isolation), Home: sandbox.Home(w.Home), HomeDir: a.Getenv("HOME"),
-		Args: args, Env: e.Environ(execEnviron(a.Env, w.Env)), Dir: workdir,
+		Args: args, Env: e.Environ(execEnviron(a.Env, w.Env)), Dir: x.workdir, Network: sandbox.Network(w.Network),
 		Stdin: a.Stdin, Stdout: a.Stdout, Stderr: a.Stderr,
 	}
 	for _, m := range w.Mounts {
@@ -176,7 +194,13 @@ func (a *App) execRun(e *env.Env, w *specs.Plan, workdir string, args []string) 
 	if a.json {
 		r.Stdout = a.Stderr
 	}
-	if workdir == "" {
+	if x.tty {
+		r.Terminal = a.Stdin
+	}
+	if len(args) == 0 {
+		r.Args, r.Message = shellArgs(e.Kind()), "shell"
+	}
+	if x.workdir == "" {
 		r.Dir = dirInTree(e)
 	}
 	if r.Level == sandbox.LevelProcess && e.Kind() == env.Rootfs {

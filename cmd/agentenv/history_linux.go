@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -389,7 +390,7 @@ func (a *App) printStatus(s statusReport) {
 	default:
 		a.print("work tree   %s, equal to HEAD", seenAt(s.Status))
 	}
-	if s.WorkTreeSeen == env.SeenInside && sandbox.MayMount() {
+	if s.WorkTreeSeen == env.SeenInside && sandbox.MayMount() && a.inside == "" {
 		a.print("            not mounted now; the next exec mounts it at %s", s.WorkTree)
 	}
 	a.print("seen at     %s", s.MountAt)
@@ -398,5 +399,11 @@ func (a *App) printStatus(s statusReport) {
 		a.print("            %s", c)
 	}
 	a.print("isolation   %s", s.Isolation)
+	switch {
+	case s.IDs > 0:
+		a.print("ids         %d", s.IDs)
+	case a.verbose && s.Kind == env.Rootfs && os.Geteuid() != 0:
+		a.print("ids         1: programs that change their user or a file's owner, such as apt and postgres, fail")
+	}
 	a.print("snapshots   %d, %s", s.Snapshots, humanBytes(s.Disk.Bytes))
 }

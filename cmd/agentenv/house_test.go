@@ -27,6 +27,7 @@ var house = []struct {
 	{"forks/overlay", []string{module + "forks/btrfs", module + "forks/copytree"}},
 	{"forks/copytree", []string{module + "forks/btrfs", module + "forks/overlay"}},
 	{"env", []string{module + "runner", module + "specs", module + "cmd", "net/http", "github.com/spf13/cobra"}},
+	{"env/subid", []string{"ours"}},
 	{"runner", []string{module + "cmd", module + "forks/btrfs", module + "forks/overlay", module + "forks/copytree", module + "forks/all", "net/http", "github.com/spf13/cobra"}},
 	{"runner/report", []string{module + "env", module + "forks"}},
 	{"cmd/internal/daemon", []string{"github.com/spf13/cobra", module + "cmd/internal/mcp"}},
@@ -105,6 +106,7 @@ func TestTheHouseRulesBite(t *testing.T) {
 		{"forks/copytree", module + "forks/overlay"},
 		{"env/sandbox", module + "runner"},
 		{"runner/report", module + "env/sandbox"},
+		{"env/subid", module + "env/sandbox"},
 		{"env", "gopkg.in/yaml.v3"},
 	} {
 		assert.Assert(t, forbidden(module+c[0], c[1]) != "", "%s may import %s", c[0], c[1])

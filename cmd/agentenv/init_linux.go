@@ -122,6 +122,9 @@ func (a *App) initEnv(in env.InitOptions, tarball string) error {
 	if err != nil {
 		return err
 	}
+	if err := a.initInside(root, &in, tarball); err != nil {
+		return err
+	}
 	ctx, _, stop := interruptible(context.Background())
 	defer stop()
 	if tarball != "" {
@@ -143,6 +146,7 @@ func (a *App) initEnv(in env.InitOptions, tarball string) error {
 	if e.InPlace() {
 		a.say("%s is its work tree", e.WorkTree())
 	}
+	a.sayIDs(e)
 	doc := map[string]env.ID{"id": s.ID}
 	return a.output(doc, func() { a.print("%s", s.ID) })
 }

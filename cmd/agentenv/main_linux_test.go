@@ -13,6 +13,8 @@ import (
 	"github.com/moby/sys/reexec"
 	"github.com/rogpeppe/go-internal/testscript"
 	"gotest.tools/v3/assert"
+
+	"github.com/agentenv/agentenv/env/envtest"
 )
 
 func TestMain(m *testing.M) {
@@ -24,6 +26,7 @@ func TestMain(m *testing.M) {
 
 // TestScripts runs the command line's specification, testdata/script/*.txt.
 func TestScripts(t *testing.T) {
+	envtest.Census(t)
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,

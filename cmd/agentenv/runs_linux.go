@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -29,17 +28,22 @@ running. RUN is a name from this list, a unique beginning of one, or "last".`,
 			return a.read(c.Context(), a.listRuns)
 		},
 	}
-	var test bool
+	var x logFlags
 	logs := &cobra.Command{
-		Use:     "logs RUN [CANDIDATE]",
-		Short:   "Print the log of a candidate (the winner), or of its test",
-		Example: "  agentenv runs logs last right --test",
+		Use:   "logs RUN [CANDIDATE]",
+		Short: "Print the log of a candidate (the winner), or of its test",
+		Long: `Print the log of a candidate (the winner), or of its test: both streams, in the
+order in which they were written. To a terminal it is shown without control
+characters other than colours; elsewhere it is printed byte by byte as it is.
+With several attempts CANDIDATE is NAME.N.`,
+		Example: "  agentenv runs logs last right --test\n  agentenv runs logs last right.2 --timestamps",
 		Args:    cobra.RangeArgs(1, 2),
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.read(c.Context(), func(e *env.Env) error { return a.runLogs(e, args[0], append(args, "")[1], test) })
+			return a.read(c.Context(), func(e *env.Env) error { return a.runLogs(e, args[0], append(args, "")[1], x) })
 		},
 	}
-	logs.Flags().BoolVar(&test, "test", false, "the log of the test")
+	logs.Flags().BoolVar(&x.test, "test", false, "the log of the test")
+	logs.Flags().BoolVar(&x.timestamps, "timestamps", false, "begin each line with the time it was written, in UTC")
 	c.AddCommand(&cobra.Command{
 		Use:   "show RUN",
 		Short: "Print what a tournament came to",
@@ -92,23 +96,6 @@ func loadRun(e *env.Env, run string) (*runner.Result, error) {
 		run = list[0].Run
 	}
 	return runner.Load(e.RunsDir(), run)
-}
-
-func (a *App) runLogs(e *env.Env, run, candidate string, test bool) error {
-	res, err := loadRun(e, run)
-	if err != nil {
-		return err
-	}
-	path, name, err := runner.LogPath(res, candidate, test)
-	if err != nil {
-		return err
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return a.content(map[string]any{"run": res.Run, "candidate": name, "test": test}, f)
 }
 
 // printResult writes a tournament's result to stdout. With told, the user saw the

@@ -86,11 +86,17 @@ func (a *App) tournament(c *cobra.Command, x tournamentFlags, args []string) err
 		return usage("apply: the base is an archive, so there is no directory to apply to", "leave apply out, and apply with `agentenv apply --to DIR`")
 	}
 	root, err := a.tournamentRoot(plan)
+	if err == nil {
+		err = a.enterToTake(root, plan.Base.Dir)
+	}
 	if err != nil {
 		return err
 	}
 	if err := env.ProbeIsolation(root, sandbox.Level(plan.Isolation)); err != nil {
 		return explain(root, err)
+	}
+	if err := runner.Check(plan); err != nil {
+		return err
 	}
 	sinks, closeSinks, err := a.eventSinks(x)
 	if err != nil {
@@ -115,6 +121,9 @@ func (a *App) tournamentPlan(c *cobra.Command, x tournamentFlags, args []string)
 			return nil, usage("say what to run", "either -f PLAN, or --test CMD -- CMD1 CMD2…")
 		}
 		return specs.FromFlags(flags, a.specOptions())
+	}
+	if err := keepPlan(x.file); err != nil {
+		return nil, err
 	}
 	p, err := a.loadPlan(x.file)
 	if err != nil {
@@ -212,7 +221,7 @@ func (a *App) tournamentRoot(plan *specs.Plan) (string, error) {
 	if plan.Base.Ref != "" {
 		top, ok := gitTop()
 		if !ok || plan.BaseGiven {
-			return a.findRoot() // opening it says so if there is none
+			return a.enterRoot() // opening it says so if there is none
 		}
 		root, meant, err := a.lookForRoot()
 		if err != nil || env.Exists(root) && (meant || a.isTakenAround(root)) {
@@ -256,6 +265,9 @@ func isBelow(top, path string) bool {
 // initForBase makes the environment of a base that has none yet.
 func (a *App) initForBase(ctx context.Context, root string, base specs.Base) (*env.Env, error) {
 	in := env.InitOptions{From: base.Dir, NoWorkTree: true}
+	if err := a.initInside(root, &in, base.Tarball); err != nil {
+		return nil, err
+	}
 	if base.Tarball != "" {
 		f, digest, err := env.OpenTarball(base.Tarball)
 		if err != nil {
@@ -267,6 +279,7 @@ func (a *App) initForBase(ctx context.Context, root string, base specs.Base) (*e
 	e, err := env.Init(ctx, root, in, a.envOptions())
 	if err == nil {
 		a.say("made a %s environment of %s at %s", e.Kind(), base.Dir+base.Tarball, root)
+		a.sayIDs(e)
 	}
 	return e, err
 }
@@ -292,6 +305,7 @@ func (a *App) runTournament(ctx context.Context, e *env.Env, plan *specs.Plan, b
 	res, err := runner.Run(ctx, runner.Options{
 		Env: e, Plan: plan, Base: base, Saved: saved, Caller: a.Env, HomeDir: a.Getenv("HOME"), Sinks: sinks, Hurry: hurry,
 		Explain: func(err error) string { return describe(explain(e.Root(), err)).String() },
+		Notices: a.divert,
 	})
 	if res == nil {
 		return explain(e.Root(), cause(ctx, err))

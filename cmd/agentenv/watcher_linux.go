@@ -1,9 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -16,6 +19,9 @@ import (
 type watcher struct {
 	timeout time.Duration
 	say     func(format string, args ...any)
+	// ownTerminal says that the command has a terminal of its own, whose keys do
+	// what the user's would.
+	ownTerminal bool
 
 	started         chan sandbox.Process
 	ended, timedOut chan struct{}
@@ -29,6 +35,9 @@ func (w *watcher) begin() context.Context {
 	w.ended, w.timedOut = make(chan struct{}), make(chan struct{})
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH)
+	if !w.ownTerminal && !signal.Ignored(unix.SIGTSTP) {
+		signal.Notify(signals, unix.SIGTSTP, unix.SIGCONT)
+	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	go w.follow(signals, cancel)
 	return ctx
@@ -51,8 +60,13 @@ func (w *watcher) follow(signals chan os.Signal, cancel context.CancelCauseFunc)
 				expired = time.After(w.timeout)
 			}
 		case sig := <-signals:
-			if p == nil || p.Signal(sig.(syscall.Signal)) != nil {
-				stopAt(sig, cancel)
+			switch sig {
+			case unix.SIGTSTP:
+				pause(p)
+			case unix.SIGCONT:
+				resume(p)
+			default:
+				w.pass(sig, p, cancel)
 			}
 		case <-expired:
 			if p.Signal(0) == nil { // it has not ended meanwhile
@@ -63,6 +77,68 @@ func (w *watcher) follow(signals chan os.Signal, cancel context.CancelCauseFunc)
 			return
 		}
 	}
+}
+
+// pass gives a signal to the command, if it runs.
+func (w *watcher) pass(sig os.Signal, p sandbox.Process, cancel context.CancelCauseFunc) {
+	if p == nil || p.Signal(sig.(syscall.Signal)) != nil {
+		stopAt(sig, cancel)
+	}
+}
+
+// pause is ^Z: the command stops, with all that it started, and then we do, so
+// that the shell sees its job stop. Until it says CONT. Where no shell could say
+// so, TSTP stops nothing, as everywhere.
+func pause(p sandbox.Process) {
+	if isOrphaned() {
+		return
+	}
+	if p != nil {
+		_ = p.Freeze() // one that waits for a disk stops when that answers
+	}
+	_ = unix.Kill(unix.Getpid(), unix.SIGSTOP) // package signal cannot give TSTP back to the kernel
+}
+
+func resume(p sandbox.Process) {
+	if p != nil {
+		_ = p.Thaw() // an error means that it is gone
+	}
+}
+
+// isOrphaned says whether nobody in our session can continue our process group:
+// then the kernel does not stop it either.
+func isOrphaned() bool {
+	group, session := unix.Getpgrp(), sessionOf(0)
+	for pid := unix.Getppid(); pid > 0; pid = parentOf(pid) {
+		if sessionOf(pid) != session {
+			return true
+		}
+		if g, err := unix.Getpgid(pid); err != nil || g != group {
+			return err != nil
+		}
+	}
+	return true
+}
+
+// sessionOf is the session of a process, 0 if it is gone.
+func sessionOf(pid int) int {
+	sid, err := unix.Getsid(pid)
+	if err != nil {
+		return 0
+	}
+	return sid
+}
+
+// parentOf is the parent of a process, 0 if it has none or is gone.
+func parentOf(pid int) int {
+	stat, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	// The name, in parentheses, may hold anything.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 2 {
+		return 0
+	}
+	parent, _ := strconv.Atoi(fields[1])
+	return parent
 }
 
 // stopAt cancels at a signal that is to end a program.

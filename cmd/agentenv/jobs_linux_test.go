@@ -1,0 +1,204 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+	"gotest.tools/v3/assert"
+
+	"github.com/agentenv/agentenv/env/envtest"
+	"github.com/agentenv/agentenv/env/sandbox"
+)
+
+// shell is an interactive bash on a terminal of its own.
+type shell struct {
+	t   *testing.T
+	cmd *exec.Cmd
+	tty *os.File
+	mu  sync.Mutex
+	out bytes.Buffer
+}
+
+// newShell starts one for a person who has an environment and a directory, $OUT,
+// that commands may write to.
+func newShell(t *testing.T, p *person) (*shell, string) {
+	src, out := smallEnvironment(t, p), filepath.Join(p.home, "out")
+	assert.NilError(t, os.Mkdir(out, 0o755))
+	p.own(t, out)
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip("bash is not installed")
+	}
+	s := &shell{t: t, cmd: p.command(src, bash, "--norc", "--noprofile", "-i")}
+	s.cmd.Env = append(s.cmd.Env, "TERM=dumb", "OUT="+out, "PS1=$ ")
+	s.tty, err = pty.Start(s.cmd)
+	assert.NilError(t, err)
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		buf := make([]byte, 4096)
+		for {
+			n, err := s.tty.Read(buf)
+			s.mu.Lock()
+			s.out.Write(buf[:n])
+			s.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		_ = s.cmd.Process.Kill()
+		_ = s.cmd.Wait()
+		s.tty.Close()
+		<-read
+		if t.Failed() {
+			t.Logf("the shell showed:\n%s", s.shown())
+		}
+	})
+	return s, out
+}
+
+// smallEnvironment gives the person an environment of one file, and returns the
+// directory that it is of.
+func smallEnvironment(t *testing.T, p *person) string {
+	src := filepath.Join(p.home, "src")
+	assert.NilError(t, os.Mkdir(src, 0o755))
+	assert.NilError(t, os.WriteFile(filepath.Join(src, "f"), []byte("f"), 0o644))
+	p.own(t, src)
+	p.must(t, src, "agentenv", "init", "--from", ".")
+	return src
+}
+
+func (s *shell) shown() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.out.String()
+}
+
+// types types keys.
+func (s *shell) types(keys string) {
+	s.t.Helper()
+	_, err := s.tty.WriteString(keys)
+	assert.NilError(s.t, err)
+}
+
+// shows waits until what came since the last call matches.
+func (s *shell) shows(pattern string) {
+	s.t.Helper()
+	re := regexp.MustCompile(pattern)
+	waitUntil(s.t, pattern, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		at := re.FindIndex(s.out.Bytes())
+		if at != nil {
+			s.out.Next(at[1])
+		}
+		return at != nil
+	})
+}
+
+func waitUntil(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+// size is that of a file, 0 if there is none.
+func size(path string) int64 {
+	st, err := os.Stat(path)
+	if err != nil {
+		return 0
+	}
+	return st.Size()
+}
+
+// ticking is a command that writes to $OUT without end, and so does a child that
+// left its session. It counts the interrupts.
+const ticking = `agentenv exec --mount "$OUT:/mnt:rw" -- sh -c '
+setsid sh -c "while :; do echo >>/mnt/child; sleep 0.02; done" &
+trap "echo >>/mnt/int; exit 9" INT; while :; do echo >>/mnt/main; sleep 0.02; done'` + "\r"
+
+// TestJobControl: ^Z stops the command and everything it started, fg and bg
+// let it go on, and ^C reaches it once.
+func TestJobControl(t *testing.T) {
+	asEach(t, func(t *testing.T, p *person) {
+		envtest.Census(t)
+		s, out := newShell(t, p)
+		files := []string{filepath.Join(out, "main"), filepath.Join(out, "child")}
+		grows := func() {
+			t.Helper()
+			for _, f := range files {
+				was := size(f)
+				waitUntil(t, f+" grows", func() bool { return size(f) > was })
+			}
+		}
+		stands := func() {
+			t.Helper()
+			for _, f := range files {
+				was := size(f)
+				time.Sleep(60 * time.Millisecond)
+				assert.Equal(t, size(f), was, f)
+			}
+		}
+		s.types(ticking)
+		grows()
+		s.types("\x1a")
+		s.shows(`\[1\]\+ +Stopped`)
+		stands()
+		s.types("fg\r")
+		grows()
+		s.types("\x1a")
+		s.shows(`\[1\]\+ +Stopped`)
+		stands()
+		s.types("bg\r")
+		grows()
+		s.types("echo \"here: $((40+2))\"; fg\r")
+		s.shows("here: 42")
+		grows()
+		s.types("\x03")
+		s.shows(`\$ $`)
+		s.types("echo code: $?\r")
+		s.shows(`code: 9\r`)
+		assert.Equal(t, size(filepath.Join(out, "int")), int64(1))
+	})
+}
+
+// TestStoppedJobEnds: a stopped job can be ended, also with KILL.
+func TestStoppedJobEnds(t *testing.T) {
+	asEach(t, func(t *testing.T, p *person) {
+		envtest.Census(t)
+		s, out := newShell(t, p)
+		for _, signal := range []string{"TERM", "KILL"} {
+			was := size(filepath.Join(out, "child"))
+			s.types(ticking)
+			waitUntil(t, "a tick", func() bool { return size(filepath.Join(out, "child")) > was })
+			s.types("\x1a")
+			s.shows(`Stopped`)
+			s.types("kill -" + signal + " %1\r")
+			waitUntil(t, "all are gone", func() bool { return len(sandbox.Descendants(s.cmd.Process.Pid)) == 0 })
+		}
+	})
+}
+
+// TestStoppedWithoutShell: where no shell could continue it, TSTP stops nothing.
+func TestStoppedWithoutShell(t *testing.T) {
+	asEach(t, func(t *testing.T, p *person) {
+		envtest.Census(t)
+		src := smallEnvironment(t, p)
+		out := p.must(t, src, "setsid", "-w", "sh", "-c", strings.TrimSpace(`
+agentenv exec -- sh -c 'sleep 1; echo done' & sleep 0.5; kill -TSTP $!; wait $!`))
+		assert.Equal(t, out, "done")
+	})
+}
