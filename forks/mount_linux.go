@@ -81,15 +81,24 @@ func (o *Overlay) mount() (int, error) {
 // which was killed goes when its namespace does, a moment after it.
 const patience = time.Second
 
+// firstPause and longestPause are those between two looks of a patient mount. Each
+// refusal is a line in the kernel's log, so a long wait has few: 17.
+const (
+	firstPause   = 2 * time.Millisecond
+	longestPause = 100 * time.Millisecond
+)
+
 // waitFree is Free, with patience.
-func (o *Overlay) waitFree() error {
+func (o *Overlay) waitFree() error { return patiently(o.Free) }
+
+func patiently(free func() error) error {
 	end := time.Now().Add(patience)
-	for {
-		err := o.Free()
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		err := free()
 		if err == nil || time.Now().After(end) {
 			return err
 		}
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(pause)
 	}
 }
 

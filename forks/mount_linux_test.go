@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"gotest.tools/v3/assert"
@@ -149,4 +150,15 @@ func TestSpread(t *testing.T) {
 		assert.NilError(t, unix.Close(fd))
 		assert.Equal(t, flags&topDir, want, path)
 	}
+}
+
+// A wait for a mount that does not end asks seldom: each refusal is a line in the
+// kernel's log.
+func TestPatiently(t *testing.T) {
+	t.Parallel()
+	asked := 0
+	began := time.Now()
+	err := patiently(func() error { asked++; return ErrInUse })
+	assert.ErrorIs(t, err, ErrInUse)
+	assert.Assert(t, time.Since(began) >= patience && asked > 5 && asked <= 17, "%d", asked)
 }

@@ -93,22 +93,34 @@ func tryInNamespace(ctx context.Context, tmp string) error {
 	case err != nil:
 		return &TryError{Step: "namespace", Own: true, Err: fmt.Errorf("the helper process said %q", out.String())}
 	}
-	return &TryError{Step: what, Own: true, Err: fmt.Errorf("%w%s", syscall.Errno(errno), strings.TrimPrefix(detail, syscall.Errno(errno).Error()))}
+	return &TryError{Step: what, Own: true, Err: said(syscall.Errno(errno), detail)}
+}
+
+// said is the error with a text, which has it at its beginning, at its end or not at
+// all.
+func said(errno syscall.Errno, text string) error {
+	if before, ok := strings.CutSuffix(text, errno.Error()); ok {
+		return fmt.Errorf("%s%w", before, errno)
+	}
+	if after, ok := strings.CutPrefix(text, errno.Error()); ok {
+		return fmt.Errorf("%w%s", errno, after)
+	}
+	return fmt.Errorf("%w: %s", errno, text)
 }
 
 // tryMain answers "ok", or the step, the error's number and its text.
 func tryMain() {
 	var te *TryError
 	err := tryHere(os.Args[1])
+	errno := syscall.EIO
+	errors.As(err, &errno)
 	switch {
 	case err == nil:
 		fmt.Println("ok")
 	case errors.As(err, &te):
-		errno := syscall.EIO
-		errors.As(err, &errno)
 		fmt.Printf("%s %d %s\n", te.Step, int(errno), te.Err)
 	default:
-		fmt.Printf("mount %d %s\n", int(syscall.EIO), err)
+		fmt.Printf("mount %d %s\n", int(errno), err)
 	}
 	os.Exit(0)
 }
