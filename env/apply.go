@@ -67,10 +67,28 @@ func (e *Env) Apply(ctx context.Context, ref string, opts ApplyOptions) (forks.A
 			res, err = again, nil
 		}
 	}
+	if err == nil && len(res.Applied) > 0 && len(res.Conflicts) == 0 && !opts.Check {
+		e.warnApplied(ctx, base.ID, n.ID, to, res.Applied)
+	}
 	if err == nil && len(res.Conflicts) == 0 && opts.To == "" && !opts.Check {
 		e.noteApplied(ctx, base.Source, applied{n.ID, opts.Git})
 	}
 	return res, err
+}
+
+// warnApplied is [Env.warnPrivileged] for the paths that were applied to a
+// directory.
+func (e *Env) warnApplied(ctx context.Context, from, id ID, to string, paths []string) {
+	c, err := e.Diff(ctx, from, id)
+	if err != nil {
+		e.opts.notify("what was applied could not be looked at for setuid programs: %v", err)
+		return
+	}
+	applied := make(map[string]bool, len(paths))
+	for _, p := range paths {
+		applied[p] = true
+	}
+	e.warnPrivileged(to, slices.DeleteFunc(c.List, func(ch forks.Change) bool { return !applied[ch.Path] }))
 }
 
 // lastApplied returns what was last applied to the directory that base was

@@ -143,6 +143,9 @@ func emptyAll(ctx context.Context, root string, backends []forks.Backend) error 
 	if err != nil {
 		return err
 	}
+	if _, err := takeOff(filepath.Join(root, "forks")); err != nil {
+		return err
+	}
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(root))
 	if err != nil {
 		return fmt.Errorf("read the mounts: %w", err)

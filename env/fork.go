@@ -58,10 +58,32 @@ func (e *Env) sweepFork(ctx context.Context, key forks.Key) error {
 			release()
 		}
 	}
-	if err := e.driver.RemoveFork(ctx, key); !errors.Is(err, forks.ErrInUse) {
+	err := e.removeFork(ctx, key)
+	switch {
+	case errors.Is(err, forks.ErrInUse):
+		return nil
+	case errors.Is(err, ErrHeld):
+		e.opts.notify("%v", err) // until then it stays, and is in nobody's way
+		return nil
+	}
+	return err
+}
+
+// removeFork removes a fork that nobody uses, also if something is still mounted
+// there.
+func (e *Env) removeFork(ctx context.Context, key forks.Key) error {
+	err := e.driver.RemoveFork(ctx, key)
+	if err == nil || errors.Is(err, forks.ErrInUse) {
 		return err
 	}
-	return nil
+	some, uerr := e.unmountFork(key)
+	if uerr != nil {
+		return uerr
+	}
+	if !some {
+		return err
+	}
+	return e.driver.RemoveFork(ctx, key)
 }
 
 // Tree is the fork as a place on the host.
@@ -96,7 +118,7 @@ func (f *Fork) Freeze(ctx context.Context, base ID) (Frozen, error) {
 }
 
 // Remove removes the fork and all it holds. What Freeze kept stays.
-func (f *Fork) Remove(ctx context.Context) error { return f.env.driver.RemoveFork(ctx, f.tree.Key) }
+func (f *Fork) Remove(ctx context.Context) error { return f.env.removeFork(ctx, f.tree.Key) }
 
 // Drop lets go of a frozen tree that nobody will list.
 func (e *Env) Drop(ctx context.Context, f Frozen) error {
@@ -158,6 +180,9 @@ func (e *Env) promote(ctx context.Context, f Frozen, message string) (Snapshot, 
 	}
 	ctx = context.WithoutCancel(ctx)
 	err = e.moveTree(ctx, "tournament", s.ID)
+	if err == nil && e.meta.InPlace {
+		e.warnPrivileged(e.meta.Source, f.Changes.List)
+	}
 	if err == nil && was.Mount.Overlay == nil {
 		_, err = e.attachWork(ctx, was) // it stood on the host
 	}
@@ -252,14 +277,15 @@ func (e *Env) startHeld(ctx context.Context, tree forks.Tree, hold *os.File, r R
 		_ = sandbox.RemoveScratch(scratch) // the start's failure is what matters; sweep tries again
 		return nil, err
 	}
-	return &process{Process: p, scratch: scratch}, nil
+	return &process{Process: p, scratch: scratch, unmount: e.unmountAfter(tree.Key, r.Level)}, nil
 }
 
-// process lets go of its tree and removes its scratch directory when it has
-// ended.
+// process lets go of its tree, of what it mounted there and of its scratch
+// directory when it has ended.
 type process struct {
 	sandbox.Process
 	scratch string
+	unmount func()
 	release func()
 	once    sync.Once
 }
@@ -267,10 +293,12 @@ type process struct {
 func (p *process) Wait() (sandbox.Result, error) {
 	res, err := p.Process.Wait()
 	p.once.Do(func() {
-		p.release()
 		if len(res.Stuck) > 0 {
+			p.release()
 			return // it is in use; sweep removes it later
 		}
+		p.unmount()
+		p.release()
 		if rerr := sandbox.RemoveScratch(p.scratch); err == nil {
 			err = rerr
 		}

@@ -56,10 +56,13 @@ func (m *meta) checkIDs(root string) error {
 	return nil
 }
 
-// warnStrangers tells of owners that are beyond the environment's ids. Where it has
-// but one, nearly all are.
+// warnStrangers tells of owners that are beyond the environment's ids, or beyond
+// this user, if it has none.
 func (e *Env) warnStrangers(owners map[string][2]uint32) {
 	if e.meta.IDs == nil {
+		if len(owners) > 0 {
+			e.opts.notify("%d paths belong to users that you cannot give them to: on the disk they are yours, and snapshots keep the owner", len(owners))
+		}
 		return
 	}
 	n, such := 0, uint32(math.MaxUint32)

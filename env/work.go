@@ -181,6 +181,9 @@ func (e *Env) commitOnto(ctx context.Context, n node, aside bool) (*Snapshot, er
 	if len(changes.List) == 0 {
 		return nil, nil
 	}
+	if e.meta.InPlace && n.Kind == KindExec {
+		e.warnPrivileged(e.meta.Source, changes.List)
+	}
 	n.Stats, n.Bytes = statsOf(changes), changes.Bytes
 	if err := e.list(n, !aside); err != nil {
 		return nil, err

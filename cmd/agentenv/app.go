@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"slices"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"time"
 	"unicode/utf8"
 
@@ -54,6 +57,7 @@ func (a *App) Getenv(key string) string {
 // Run runs the command line args and returns the exit code.
 func (a *App) Run(args []string) int {
 	a.args = args
+	endAtQuit()
 	// What --json promises holds also where the flags cannot be parsed.
 	own := args
 	if i := slices.Index(args, "--"); i >= 0 {
@@ -84,7 +88,31 @@ func (a *App) Run(args []string) int {
 	return f.exit
 }
 
-// fail reports a failure: for people on stderr, for programs on stdout.
+// heeding counts who heeds signals now, and does what is to be done at QUIT.
+var heeding atomic.Int32
+
+// endAtQuit ends the program at QUIT, as TERM does, where nobody heeds it: without,
+// the runtime shows every goroutine. A shell without job control has both INT and
+// QUIT ignored in what it puts into the background, and of these two the runtime
+// keeps only the first so.
+func endAtQuit() {
+	if signal.Ignored(syscall.SIGINT) {
+		signal.Ignore(syscall.SIGQUIT)
+		return
+	}
+	quit := make(chan os.Signal, 1)
+	signal.Notify(quit, syscall.SIGQUIT)
+	go func() {
+		for range quit {
+			if heeding.Load() == 0 {
+				os.Exit(exitQuit)
+			}
+		}
+	}()
+}
+
+// fail reports a failure: for people on stderr, for programs on stdout, if that can
+// be written.
 func (a *App) fail(f failure) {
 	if a.json {
 		type body struct {
@@ -92,8 +120,9 @@ func (a *App) fail(f failure) {
 			Message string `json:"message"`
 			Hint    string `json:"hint"`
 		}
-		_ = a.printJSON(map[string]body{"error": {f.code, f.message, f.hint}})
-		return
+		if a.printJSON(map[string]body{"error": {f.code, f.message, f.hint}}) == nil {
+			return
+		}
 	}
 	fmt.Fprintln(a.Stderr, "agentenv: "+f.String())
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -53,10 +54,41 @@ func linuxHint(err error) string {
 
 // linuxCommands are the commands that need Linux.
 func (a *App) linuxCommands() []*cobra.Command {
-	return []*cobra.Command{
+	commands := []*cobra.Command{
 		a.initCommand(), a.execCommand(), a.shellCommand(), a.commitCommand(), a.checkoutCommand(), a.logCommand(), a.headCommand(),
 		a.tagCommand(), a.branchesCommand(), a.showCommand(), a.statusCommand(), a.deleteCommand(), a.applyCommand(),
 		a.tournamentCommand(), a.runsCommand(), a.umountCommand(), a.doctorCommand(),
+	}
+	for _, c := range commands {
+		c.PreRunE = func(*cobra.Command, []string) error { return checkProcesses(runsCommands[c.Name()]) }
+	}
+	return commands
+}
+
+// runsCommands are the commands that run others.
+var runsCommands = map[string]bool{"exec": true, "shell": true, "tournament": true, "doctor": true}
+
+// How many more processes and threads this program needs at least, and with a
+// command in a sandbox: counted from runs with a low limit. One that it does not
+// get, the runtime takes for the end of the world.
+const (
+	ownThreads     = 6
+	commandThreads = 12
+)
+
+// checkProcesses refuses to begin where processes would be refused.
+func checkProcesses(command bool) error {
+	need := ownThreads
+	if command {
+		need = commandThreads
+	}
+	left, limit, limited := sandbox.ProcessesLeft()
+	if !limited || left >= need {
+		return nil
+	}
+	return &hintedError{
+		fmt.Errorf("this user may have %d processes and threads, and %d are there: %d free ones are needed", limit, limit-left, need),
+		fmt.Sprintf("raise the limit with `ulimit -u %d`, or as root if it is the hard one", limit-left+4*need),
 	}
 }
 
@@ -199,16 +231,14 @@ func interruptible(ctx context.Context) (context.Context, <-chan struct{}, func(
 	ctx, cancel := context.WithCancelCause(ctx)
 	ch := make(chan os.Signal, 2)
 	hurry, done := make(chan struct{}), make(chan struct{})
-	signal.Notify(ch, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	heed := []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT}
+	signal.Notify(ch, slices.DeleteFunc(heed, signal.Ignored)...) // what was ignored, as by nohup, stays so; TERM never is
+	heeding.Add(1)
 	go func() {
 		for n := 1; ; n++ {
 			select {
 			case sig := <-ch:
-				if sig == unix.SIGINT {
-					cancel(errInterrupted)
-				} else {
-					cancel(errTerminated)
-				}
+				stopAt(sig, cancel)
 				if n == 2 {
 					close(hurry)
 					return
@@ -220,6 +250,7 @@ func interruptible(ctx context.Context) (context.Context, <-chan struct{}, func(
 	}()
 	return ctx, hurry, func() {
 		signal.Stop(ch)
+		heeding.Add(-1)
 		close(done)
 		cancel(nil)
 	}

@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -76,21 +74,18 @@ each thing that does not work it says what is lost without it, and the command
 that mends it. Exit 0 if a tournament can run, else 3.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			root, err := a.findRoot()
-			if err != nil {
-				return err
-			}
+			root, rootErr := a.findRoot()
 			colours, err := a.colours(a.Stdout)
 			if err != nil {
 				return err
 			}
-			checks, able := examine(c.Context(), root)
+			checks, able := a.examine(c.Context(), root, rootErr)
 			err = a.output(map[string]any{"checks": checks}, func() {
 				for _, line := range a.marks(colours).table(checks) {
 					a.print("%s", line)
 				}
 				a.print("")
-				a.print("%s", map[bool]string{true: "A tournament can run here.", false: "No tournament can run here."}[able])
+				a.print("%s", verdict(checks, able))
 			})
 			if err == nil && !able {
 				err = exitStatus(exitHarness)
@@ -148,27 +143,44 @@ func (m marks) table(checks []check) []string {
 	return append(lines, todo...)
 }
 
-// examine tries everything and says whether a tournament can run.
-func examine(ctx context.Context, root string) (checks []check, able bool) {
-	dir := root
-	for dir != filepath.Dir(dir) {
-		if _, err := os.Stat(dir); err == nil {
-			break
+// examine tries everything and says whether a tournament can run. Without a root,
+// rootErr says why there is none.
+func (a *App) examine(ctx context.Context, root string, rootErr error) (checks []check, able bool) {
+	dir, able := env.Nearest(root), false
+	if rootErr != nil {
+		checks = append(checks, check{Name: "root"}.failed(rootErr, "no environment can be made or found"))
+	} else {
+		checks = backendChecks(env.ProbeBackends(ctx, dir, all.Backends()))
+		able = slices.ContainsFunc(checks, func(c check) bool { return c.OK })
+		for i := range checks {
+			checks[i].Name = "backend " + checks[i].Name
 		}
-		dir = filepath.Dir(dir)
-	}
-	backends := backendChecks(env.ProbeBackends(ctx, dir, all.Backends()))
-	able = slices.ContainsFunc(backends, func(c check) bool { return c.OK })
-	for i := range backends {
-		backends[i].Name = "backend " + backends[i].Name
 	}
 	strongest := isolationCheck(root, sandbox.LevelNamespaces, "candidates would see and share the host's processes, /tmp and home")
-	checks = append(backends, strongest, isolationCheck(root, sandbox.LevelProcess, "nothing can be run"))
-	checks = append(checks, partChecks()...)
+	checks = append(checks, strongest, isolationCheck(root, sandbox.LevelProcess, "nothing can be run"))
+	checks = append(checks, partChecks(root)...)
 	cgroups := sandbox.ProbeCgroups()
-	checks = append(checks, natCheck(), limitsCheck(cgroups), freezeCheck(cgroups), idsCheck())
-	checks = append(checks, kernelCheck(), reflinkCheck(dir), spaceCheck(dir), watchesCheck(), filesCheck())
-	return checks, able && strongest.OK
+	ids, usable := idsCheck(root)
+	checks = append(checks, natCheck(), limitsCheck(cgroups), freezeCheck(cgroups), ids, kernelCheck())
+	if rootErr == nil {
+		checks = append(checks, reflinkCheck(dir), spaceCheck(dir))
+	}
+	checks = append(checks, watchesCheck(), filesCheck())
+	return checks, able && usable && strongest.OK
+}
+
+// verdict is what the checks come to.
+func verdict(checks []check, able bool) string {
+	works := func(name string) bool {
+		return slices.ContainsFunc(checks, func(c check) bool { return c.OK && strings.HasPrefix(c.Name, name) })
+	}
+	switch {
+	case able:
+		return "A tournament can run here."
+	case !works("isolation namespaces") && works("isolation process") && works("backend "):
+		return "A tournament can run here only with --isolation process, and only in a workspace."
+	}
+	return "No tournament can run here."
 }
 
 func isolationCheck(root string, level sandbox.Level, lost string) check {

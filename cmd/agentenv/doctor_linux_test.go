@@ -3,8 +3,10 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -92,7 +94,72 @@ func TestDoctorRefused(t *testing.T) {
 	assert.Equal(t, code, exitHarness)
 	for _, name := range []string{"isolation namespaces", "user namespace", "mount namespace", "network private"} {
 		c := checks[name]
-		assert.Assert(t, !c.OK && c.Lost != "" && strings.Contains(c.Fix, "sysctl user.max_user_namespaces="), "%+v", c)
+		assert.Assert(t, !c.OK && c.Lost != "" && strings.Contains(c.Fix, "sysctl user.max_user_namespaces=") && strings.Contains(c.Fix, "--isolation process"), "%+v", c)
 	}
 	assert.Assert(t, checks["isolation process"].OK)
+	assert.Equal(t, verdict(slices.Collect(maps.Values(checks)), false), "A tournament can run here only with --isolation process, and only in a workspace.")
+	for _, c := range checks {
+		assert.Assert(t, !strings.Contains(c.Fix, "agentenv doctor"), "%+v", c)
+	}
+}
+
+// TestDoctorWithout: doctor, and a tournament, get on without a directory for
+// temporary files, a PATH, and a word on where environments are.
+func TestDoctorWithout(t *testing.T) {
+	envtest.Census(t)
+	p := newPerson(t, "self", os.Getuid())
+	if os.Getuid() == 0 {
+		p = newPerson(t, "ordinary", ordinaryID)
+	}
+	src := filepath.Join(p.home, "src")
+	assert.NilError(t, os.MkdirAll(filepath.Join(src, ".git"), 0o755))
+	p.own(t, src)
+	p.must(t, src, "env", "TMPDIR=/nonexistent", "agentenv", "tournament", "--test", "true", "--", "true")
+	left, err := filepath.Glob(filepath.Join(p.home, ".local/share/agentenv/.agentenv-*"))
+	assert.NilError(t, err)
+	assert.Equal(t, len(left), 0, "%v", left)
+
+	program := filepath.Join(p.home, "bin", "agentenv")
+	checks, code := diagnosis(t, p.command(src, "env", "TMPDIR=/nonexistent", "PATH=", program, "--root", p.home+"/root", "doctor", "--json"))
+	assert.Equal(t, code, 0)
+	assert.Assert(t, checks["isolation namespaces"].OK && checks["overlay mount"].OK, "%+v", checks)
+	checks, code = diagnosis(t, p.command("/", "env", "-u", "HOME", "TMPDIR=/nonexistent", program, "doctor", "--json"))
+	assert.Equal(t, code, exitHarness)
+	assert.Assert(t, strings.Contains(checks["root"].Fix, "--root"), "%+v", checks)
+	assert.Assert(t, checks["user namespace"].OK, "%+v", checks)
+	assert.Assert(t, strings.Contains(checks["isolation namespaces"].Fix, "TMPDIR"), "%+v", checks)
+	assert.Assert(t, !strings.Contains(checks["limits"].Detail, "/sys/fs"), "%+v", checks["limits"])
+	assert.Assert(t, hasUserManager() || !strings.Contains(checks["freeze and kill"].Fix, "--user"), "%+v", checks)
+
+	out, err := p.command(src, "sh", "-c", "ulimit -f 0; exec agentenv --root $HOME/root doctor --json").Output()
+	assert.ErrorContains(t, err, "exit status 3")
+	assert.Assert(t, !strings.Contains(string(out), "error"+"write"), string(out))
+}
+
+// TestWhyNot: a reason that several limits share is said once, without a path.
+func TestWhyNot(t *testing.T) {
+	assert.Equal(t, whyNot([]string{"cpus", "memory"}, "cpu: write /sys/fs/cgroup/cpu/a: permission denied; memory: write /sys/fs/cgroup/m: permission denied; pids: x"),
+		"cpus and memory: no cgroup for it: permission denied")
+}
+
+// TestFewProcesses: who may have too few processes is told so in one line.
+func TestFewProcesses(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to be a user who has no process yet")
+	}
+	envtest.Census(t)
+	p := newPerson(t, "ordinary", ordinaryID)
+	src := smallEnvironment(t, p)
+	for _, x := range []struct {
+		args string
+		code int
+	}{{"exec -- true", exitOwnFailure}, {"--json tournament --test true -- true", exitHarness}} {
+		out, errs, code := p.run(t, src, "bash", "-c", "ulimit -u 13; agentenv "+x.args)
+		assert.Equal(t, code, x.code, errs+out)
+		assert.Assert(t, strings.Contains(errs+out, "ulimit -u ") && !strings.Contains(errs, "goroutine"), errs+out)
+		assert.Equal(t, strings.Contains(out, `"error"`), x.code == exitHarness, out)
+	}
+	out, errs, code := p.run(t, src, "bash", "-c", "ulimit -u 28; agentenv tournament --parallel 4 --test true -- true true true false")
+	assert.Equal(t, code, 0, errs+out)
+	assert.Assert(t, strings.Contains(errs, " at once, not 4: there may be 28 processes"), errs)
 }

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/agentenv/agentenv/env"
 	"github.com/agentenv/agentenv/env/sandbox"
 	"github.com/agentenv/agentenv/env/subid"
 )
@@ -27,22 +28,22 @@ var parts = []struct {
 	{sandbox.PartTerminal, "terminal", "one was opened", "no `agentenv shell`, no `exec -t`"},
 }
 
-func partChecks() []check {
+func partChecks(root string) []check {
 	checks := make([]check, len(parts))
 	for i, p := range parts {
 		checks[i] = check{Name: p.name, OK: true, Detail: p.works}
-		if err := tryPart(p.part); err != nil {
+		if err := tryPart(root, p.part); err != nil {
 			checks[i] = checks[i].failed(err, p.lost)
 		}
 	}
 	return checks
 }
 
-func tryPart(part sandbox.Part) error {
+func tryPart(root string, part sandbox.Part) error {
 	if part != sandbox.PartOverlay {
 		return sandbox.ProbePart(part, "")
 	}
-	dir, err := os.MkdirTemp("", "agentenv-doctor-")
+	dir, err := env.MakeTemp(root, "agentenv-doctor-")
 	if err != nil {
 		return err
 	}
@@ -52,7 +53,7 @@ func tryPart(part sandbox.Part) error {
 
 func natCheck() check {
 	c := check{Name: "network nat", OK: true}
-	tool, err := sandbox.NATTool()
+	tool, err := sandbox.TryNAT()
 	if err != nil {
 		return c.failed(err, "candidates with a network of their own cannot reach others")
 	}
@@ -79,10 +80,38 @@ func limitsCheck(g sandbox.Cgroups) check {
 	}
 	c.OK, c.Detail = len(cannot) == 0, strings.Join(can, ", ")
 	if !c.OK {
-		c.Detail = strings.TrimPrefix(c.Detail+"; "+g.Why, "; ")
+		c.Detail = strings.TrimPrefix(c.Detail+"; "+whyNot(cannot, g.Why), "; ")
 		c.Lost, c.Fix = "a plan cannot limit "+strings.Join(cannot, ", "), g.Fix
 	}
 	return c
+}
+
+// whyNot says why limits cannot be had, without the paths of cgroups, which are
+// long, and what several have in common once.
+func whyNot(limits []string, why string) string {
+	var reasons []string
+	of := map[string][]string{}
+	for _, name := range limits {
+		for reason := range strings.SplitSeq(why, "; ") {
+			text, ok := strings.CutPrefix(reason, strings.TrimSuffix(name, "s")+": ")
+			if all, is := strings.CutPrefix(reason, name+": "); is {
+				text, ok = all, true
+			}
+			if !ok {
+				continue
+			}
+			text = text[strings.LastIndex(text, ": ")+1:]
+			text = strings.TrimSpace(text)
+			if of[text] == nil {
+				reasons = append(reasons, text)
+			}
+			of[text] = append(of[text], name)
+		}
+	}
+	for i, r := range reasons {
+		reasons[i] = strings.Join(of[r], " and ") + ": no cgroup for it: " + r
+	}
+	return strings.Join(reasons, "; ")
 }
 
 func freezeCheck(g sandbox.Cgroups) check {
@@ -90,23 +119,70 @@ func freezeCheck(g sandbox.Cgroups) check {
 	if !c.OK {
 		c.Detail = "one process after the other, by signals: no cgroup v2 that can be used"
 		c.Lost = "snapshots of a tree in use are less consistent"
-		c.Fix = "run as root, or where a cgroup is yours: systemd-run --user --scope -p Delegate=yes agentenv …"
+		c.Fix = fixForFreeze()
 	}
 	return c
 }
 
-func idsCheck() check {
-	c := check{Name: "subordinate ids", OK: true}
-	detail, err := subid.Probe()
+func fixForFreeze() string {
+	const boot = "boot with systemd.unified_cgroup_hierarchy=1"
+	switch {
+	case os.Geteuid() == 0:
+		return "have a cgroup v2 that can be written: " + boot + "; a container needs --privileged"
+	case hasUserManager():
+		return "run where a cgroup is yours: systemd-run --user --scope -p Delegate=yes agentenv …"
+	}
+	return "run as root where there is a cgroup v2 (" + boot + ")"
+}
+
+// hasUserManager says whether there is a systemd of this user, which gives out
+// cgroups.
+func hasUserManager() bool {
+	run := fmt.Sprintf("/run/user/%d/", os.Geteuid())
+	for _, socket := range []string{"bus", "systemd/private"} {
+		if _, err := os.Stat(run + socket); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// idsCheck tries the ids that the environment at root has, if it is there and has
+// any; usable is false if it cannot be opened without them.
+func idsCheck(root string) (c check, usable bool) {
+	c = check{Name: "subordinate ids", OK: true}
+	m, err := env.IDs(root)
+	if err != nil { // no environment, or who opens it says what is wrong
+		m = nil
+	}
+	detail, err := probeIDs(m)
 	var e *subid.Error
 	if errors.As(err, &e) {
 		err = &hintedError{errors.New(e.Msg), e.Fix}
 	}
 	if err != nil {
-		return c.failed(err, "without root, a rootfs has one user: apt, postgres and the like do not work in it")
+		lost := "without root, a rootfs has one user: apt, postgres and the like do not work in it"
+		if m != nil {
+			lost = "the environment at " + root + ", whose files have them, cannot be opened"
+		}
+		return c.failed(err, lost), m == nil
 	}
 	c.Detail = detail
-	return c
+	return c, true
+}
+
+func probeIDs(m *subid.Map) (string, error) {
+	if m != nil {
+		if err := m.Check(); err != nil {
+			return "", err
+		}
+	}
+	if os.Geteuid() != 0 {
+		if err := sandbox.ProbePart(sandbox.PartUserNamespace, ""); err != nil {
+			return "", err
+		}
+	}
+	return subid.Probe(m)
 }
 
 // leastKernel has mount_setattr.

@@ -21,6 +21,7 @@ const (
 	exitHarness    = 3
 	exitOwnFailure = 125 // agentenv's own failure, of commands that pass on another's code
 	exitInterrupt  = 130
+	exitQuit       = 131
 	exitTerminated = 143
 )
 
@@ -70,6 +71,7 @@ type kind struct {
 var kinds = append([]kind{
 	{errUsage, "usage", exitUsage},
 	{errInterrupted, "interrupted", exitInterrupt},
+	{errQuit, "interrupted", exitQuit},
 	{errTerminated, "interrupted", exitTerminated},
 	{context.Canceled, "interrupted", exitInterrupt},
 }, append(linuxKinds, []kind{
@@ -85,6 +87,7 @@ var kinds = append([]kind{
 // The causes for which a running command is cancelled.
 var (
 	errInterrupted = errors.New("interrupted")
+	errQuit        = errors.New("interrupted by QUIT")
 	errTerminated  = errors.New("terminated")
 )
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/agentenv/agentenv/env"
 	"github.com/agentenv/agentenv/env/sandbox"
@@ -78,6 +80,10 @@ the tree. Its output is untouched and its exit code is passed on (128+N after
 signal N); 127 not found, 126 not executable, 124 timed out, 125 agentenv
 itself failed. If files changed, one automatic snapshot follows.
 
+Signals are passed on. 5 s after TERM, or after the terminal has hung up, a
+command that has not ended is killed. In the background of a terminal it has no
+input.
+
 With --fork the command runs in a fork of a snapshot that is thrown away
 afterwards: the work tree is neither read nor changed (changes that no snapshot
 holds are not in the fork), no lock is taken, and any number may run at once.
@@ -142,6 +148,11 @@ func (a *App) exec(flags *pflag.FlagSet, x execFlags, args []string) error {
 	if err := sandbox.CheckNetwork(sandbox.Level(world.Isolation), sandbox.Network(world.Network)); err != nil {
 		return err
 	}
+	if a.verbose && sandbox.Network(world.Network) == sandbox.NetworkNAT {
+		if tool, err := sandbox.NATTool(); err == nil {
+			a.say("network nat goes by %s", tool)
+		}
+	}
 	var timeout time.Duration
 	if x.timeout != "" {
 		var err error
@@ -149,12 +160,15 @@ func (a *App) exec(flags *pflag.FlagSet, x execFlags, args []string) error {
 			return usage("--timeout: "+err.Error(), "")
 		}
 	}
+	if err := a.settleInput(x.tty); err != nil {
+		return err
+	}
 	run := func(e *env.Env) error {
 		run, err := a.execRun(e, world, x, args)
 		if err != nil {
 			return err
 		}
-		w := &watcher{timeout: timeout, say: a.say, ownTerminal: x.tty}
+		w := &watcher{timeout: timeout, say: a.say, ownTerminal: x.tty, inside: a.inside != "", files: []any{a.Stdin, a.Stdout, a.Stderr}}
 		if x.fork != "" {
 			return a.runFork(e, run, x, w)
 		}
@@ -164,6 +178,25 @@ func (a *App) exec(flags *pflag.FlagSet, x execFlags, args []string) error {
 		return a.withoutLock(context.Background(), run)
 	}
 	return a.change(context.Background(), "exec", run)
+}
+
+// settleInput takes the input away from who runs in the background of its
+// terminal: the command, which is in a session of its own, would not be stopped
+// when it reads but get what the user types for others. Who is to have the terminal
+// itself is stopped until it is in the foreground.
+func (a *App) settleInput(tty bool) error {
+	fd := int(a.Stdin.Fd())
+	if tty {
+		_ = unix.IoctlSetInt(fd, unix.TCSBRK, 1) // tcdrain(3), by which the kernel stops us
+		return nil
+	}
+	group, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP)
+	if err != nil || group == unix.Getpgrp() {
+		return nil // it is no terminal, not ours, or ours alone
+	}
+	a.say("in the background of its terminal the command has no input")
+	a.Stdin, err = os.Open(os.DevNull)
+	return err
 }
 
 // withoutLock opens the environment as it is and calls fn, once: what fn does

@@ -253,7 +253,7 @@ func (a *App) printTags(e *env.Env) error {
 func (a *App) showCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "show REF[:PATH]",
-		Short:   "Print a snapshot and what it changed, or a file of it",
+		Short:   "Print a snapshot and what it changed (with -v, and the owners it keeps), or a file of it",
 		Example: "  agentenv show HEAD\n  agentenv show HEAD~1:go.mod",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -292,9 +292,22 @@ func (a *App) showSnapshot(ctx context.Context, e *env.Env, s env.Snapshot) erro
 			a.print("message  %s", quote(s.Message))
 		}
 		for _, ch := range c.List {
-			a.print("%s  %s", letter(ch.Kind), quote(ch.Path))
+			a.print("%s  %s%s", letter(ch.Kind), a.ownerOf(ch), quote(ch.Path))
 		}
 	})
+}
+
+// ownerOf is, with --verbose, the owner of a path as a snapshot keeps it: files
+// that an ordinary user cannot give away have another one on the disk.
+func (a *App) ownerOf(ch forks.Change) string {
+	e := ch.New
+	if e == nil {
+		e = ch.Old
+	}
+	if !a.verbose || e == nil {
+		return ""
+	}
+	return fmt.Sprintf("%d:%d  ", e.UID, e.GID)
 }
 
 func (a *App) showFile(ctx context.Context, e *env.Env, id env.ID, path string) error {

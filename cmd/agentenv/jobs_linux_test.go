@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
 	"gotest.tools/v3/assert"
 
 	"github.com/agentenv/agentenv/env/envtest"
@@ -33,12 +35,17 @@ func newShell(t *testing.T, p *person) (*shell, string) {
 	src, out := smallEnvironment(t, p), filepath.Join(p.home, "out")
 	assert.NilError(t, os.Mkdir(out, 0o755))
 	p.own(t, out)
+	return p.shellIn(t, src, "OUT="+out), out
+}
+
+// shellIn starts one in a directory.
+func (p *person) shellIn(t *testing.T, dir string, env ...string) *shell {
 	bash, err := exec.LookPath("bash")
 	if err != nil {
 		t.Skip("bash is not installed")
 	}
-	s := &shell{t: t, cmd: p.command(src, bash, "--norc", "--noprofile", "-i")}
-	s.cmd.Env = append(s.cmd.Env, "TERM=dumb", "OUT="+out, "PS1=$ ")
+	s := &shell{t: t, cmd: p.command(dir, bash, "--norc", "--noprofile", "-i")}
+	s.cmd.Env = append(s.cmd.Env, append(env, "TERM=dumb", "PS1=$ ")...)
 	s.tty, err = pty.Start(s.cmd)
 	assert.NilError(t, err)
 	read := make(chan struct{})
@@ -64,7 +71,7 @@ func newShell(t *testing.T, p *person) (*shell, string) {
 			t.Logf("the shell showed:\n%s", s.shown())
 		}
 	})
-	return s, out
+	return s
 }
 
 // smallEnvironment gives the person an environment of one file, and returns the
@@ -201,4 +208,109 @@ func TestStoppedWithoutShell(t *testing.T) {
 agentenv exec -- sh -c 'sleep 1; echo done' & sleep 0.5; kill -TSTP $!; wait $!`))
 		assert.Equal(t, out, "done")
 	})
+}
+
+// TestBackgroundInput: a command in the background leaves what is typed to the
+// shell, and one in the foreground gets it.
+func TestBackgroundInput(t *testing.T) {
+	asEach(t, func(t *testing.T, p *person) {
+		envtest.Census(t)
+		s, out := newShell(t, p)
+		s.types(`agentenv exec --mount "$OUT:/mnt:rw" -- sh -c 'cat >/mnt/typed; stty -echo; sleep 0.3' & wait; echo over $((40+2))` + "\r")
+		s.types("echo mine $((40+2))\r")
+		s.shows("has no input")
+		s.shows("over 42")
+		s.shows("mine 42")
+		assert.Equal(t, size(filepath.Join(out, "typed")), int64(0))
+		s.types("agentenv exec -- cat\r")
+		time.Sleep(300 * time.Millisecond)
+		s.types("a line\r\x04")
+		s.shows("a line\r\na line\r\n")
+	})
+}
+
+// TestCommandThatStays: one that heeds no signal is killed when agentenv was asked
+// to end; a first HUP, and ^C, are its own.
+func TestCommandThatStays(t *testing.T) {
+	envtest.Census(t)
+	p := newPerson(t, "self", os.Getuid())
+	src := smallEnvironment(t, p)
+	const stays = `trap "" TERM; trap "echo HUP" HUP; trap "echo INT" INT; echo ready; while :; do sleep 0.05; done`
+	start := func(prefix ...string) (*exec.Cmd, *bytes.Buffer) {
+		args := append(prefix, "agentenv", "exec", "--fork", "--", "sh", "-c", stays)
+		cmd, out := p.command(src, args[0], args[1:]...), &bytes.Buffer{}
+		r, w, err := os.Pipe()
+		assert.NilError(t, err)
+		defer w.Close()
+		cmd.Stdout, cmd.Stderr = w, w
+		assert.NilError(t, cmd.Start())
+		buf := make([]byte, 6)
+		_, err = io.ReadFull(r, buf)
+		assert.NilError(t, err)
+		assert.Equal(t, string(buf), "ready\n")
+		t.Cleanup(func() { r.Close() })
+		go io.Copy(out, r)
+		return cmd, out
+	}
+	began := time.Now()
+	byTimeout, _ := start("timeout", "0.5")
+	twice, _ := start()
+	reload, said := start()
+	for range 2 {
+		assert.NilError(t, twice.Process.Signal(unix.SIGHUP))
+		time.Sleep(100 * time.Millisecond)
+	}
+	assert.NilError(t, reload.Process.Signal(unix.SIGHUP))
+	for range 2 {
+		time.Sleep(100 * time.Millisecond)
+		assert.NilError(t, reload.Process.Signal(unix.SIGINT))
+	}
+	window := openWindow(t, p, src, "agentenv", "exec", "--fork", "--", "sh", "-c", `trap "" HUP TERM; echo ready; while :; do sleep 0.05; done`)
+	window.see(1, "ready")
+	assert.NilError(t, window.keys.Close())
+	for cmd, code := range map[*exec.Cmd]int{byTimeout: 124, twice: 137, window.cmd: 137} {
+		_ = cmd.Wait() // the status says all
+		assert.Equal(t, cmd.ProcessState.ExitCode(), code, cmd.Args)
+	}
+	assert.Assert(t, time.Since(began) < 3*execGrace)
+	assert.NilError(t, reload.Process.Signal(unix.Signal(0)))
+	assert.NilError(t, reload.Process.Signal(unix.SIGKILL))
+	_ = reload.Wait()
+	for _, want := range []string{"HUP", "INT\nINT"} {
+		assert.Assert(t, strings.Contains(said.String(), want), said)
+	}
+}
+
+// TestQuit: QUIT ends agentenv as TERM does, and shows nobody its inside.
+func TestQuit(t *testing.T) {
+	envtest.Census(t)
+	p := newPerson(t, "self", os.Getuid())
+	src := smallEnvironment(t, p)
+	for _, args := range [][]string{
+		{"tournament", "--test", "true", "--", "sleep 600"},
+		{"init", "--root", p.home + "/other", "--tarball", "-"},
+	} {
+		cmd := p.command(src, "agentenv", args...)
+		in, err := cmd.StdinPipe()
+		assert.NilError(t, err)
+		var errs bytes.Buffer
+		cmd.Stderr = &errs
+		assert.NilError(t, cmd.Start())
+		time.Sleep(300 * time.Millisecond)
+		assert.NilError(t, cmd.Process.Signal(unix.SIGQUIT))
+		time.AfterFunc(2*time.Second, func() { in.Close() })
+		_ = cmd.Wait() // the status says all
+		assert.Equal(t, cmd.ProcessState.ExitCode(), exitQuit, "%s: %s", args, errs.String())
+		assert.Assert(t, !strings.Contains(errs.String(), "goroutine"), errs.String())
+	}
+}
+
+// TestFullOutput: a document that cannot be written is told on stderr.
+func TestFullOutput(t *testing.T) {
+	envtest.Census(t)
+	p := newPerson(t, "self", os.Getuid())
+	src := smallEnvironment(t, p)
+	_, errs, code := p.run(t, src, "sh", "-c", "agentenv --json -q tournament --test true -- true >/dev/full")
+	assert.Equal(t, code, exitHarness)
+	assert.Assert(t, strings.Contains(errs, "no space left on device"), errs)
 }

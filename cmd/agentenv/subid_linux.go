@@ -89,6 +89,8 @@ func (a *App) runInside(m subid.Map, root string, foreign *os.File) error {
 	if foreign != nil {
 		args[2] = strconv.Itoa(subid.ExtraFD)
 	}
+	heeding.Add(1) // QUIT is passed on
+	defer heeding.Add(-1)
 	code, err := subid.Run(m, a.Stdin, foreign, append(args, a.args...)...)
 	if err != nil {
 		return err
@@ -143,7 +145,8 @@ func (a *App) initInside(root string, in *env.InitOptions, tarball string) error
 	defer foreign.Close()
 	err = a.runInside(m, root, foreign)
 	var exit exitStatus
-	if errors.As(err, &exit) {
+	var killed *subid.Killed
+	if errors.As(err, &exit) || errors.As(err, &killed) {
 		return err
 	}
 	a.oneID = err
@@ -201,7 +204,7 @@ func (a *App) rewindable() error {
 func vanishing(prefix string) (*os.File, error) {
 	f, err := os.CreateTemp("", prefix)
 	if err != nil {
-		return nil, err
+		return nil, env.NoTemp(err)
 	}
 	return f, os.Remove(f.Name())
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -222,9 +223,16 @@ func TestIDsTakenAway(t *testing.T) {
 		assert.Assert(t, strings.Contains(said, "/etc/subuid does not give nobody the ids 200000-265535 any more"), said)
 		assert.Assert(t, strings.Contains(said, "sudo usermod --add-subuids 200000-265535 nobody"), said)
 	}
+	out, _, code := p.run(t, p.home, "agentenv", p.inTiny("doctor")...)
+	assert.Equal(t, code, exitHarness, out)
+	for _, want := range []string{"sudo usermod --add-subuids 200000-265535 nobody", "No tournament can run here."} {
+		assert.Assert(t, strings.Contains(out, want), out)
+	}
 	// More ids are no harm; and nobody but he can use it.
 	assert.NilError(t, os.WriteFile(grant, []byte("nobody:300000:65536\n"+usualGrant), 0o644))
 	p.must(t, p.home, "agentenv", p.inTiny("head")...)
+	p.must(t, p.home, "agentenv", p.inTiny("doctor")...)
+	p.must(t, p.home, "env", append([]string{"PATH=", filepath.Join(p.home, "bin", "agentenv")}, p.inTiny("head")...)...)
 	root := *p
 	root.uid = 0
 	_, said, code := root.run(t, p.home, "agentenv", p.inTiny("head")...)
@@ -306,6 +314,69 @@ func TestIDsSignals(t *testing.T) {
 	assert.Equal(t, code, 128+int(unix.SIGSEGV))
 	t.Run("killed", p.killedIDs)
 	t.Run("typed", p.typedIDs)
+	t.Run("killed inside", p.killedInside)
+	t.Run("jobs", p.jobsIDs)
+}
+
+// killedInside: that the process that does the work was killed is said.
+func (p *person) killedInside(t *testing.T) {
+	for _, asJSON := range []bool{false, true} {
+		cmd := p.command(p.home, "agentenv", p.inTiny(waiting...)...)
+		var errs, out bytes.Buffer
+		cmd.Stderr = &errs
+		from, err := cmd.StdoutPipe()
+		if asJSON {
+			cmd.Args = slices.Insert(cmd.Args, 1, "--json")
+			cmd.Stdout, cmd.Stderr = &out, nil
+			from, err = cmd.StderrPipe()
+		}
+		assert.NilError(t, err)
+		assert.NilError(t, cmd.Start())
+		_, err = from.Read(make([]byte, 6))
+		assert.NilError(t, err)
+		assert.NilError(t, syscall.Kill(childOf(t, cmd.Process.Pid), syscall.SIGKILL))
+		_ = cmd.Wait() // the status says all
+		assert.Equal(t, cmd.ProcessState.ExitCode(), exitOwnFailure)
+		said := errs.String()
+		if asJSON {
+			said = out.String()
+			assert.Assert(t, strings.Contains(said, `"code": "internal"`), said)
+		}
+		assert.Assert(t, strings.Contains(said, "agentenv was killed (SIGKILL)"), said)
+	}
+}
+
+// jobsIDs: ^Z stops the command itself, and fg lets it go on.
+func (p *person) jobsIDs(t *testing.T) {
+	out := filepath.Join(p.home, "out")
+	assert.NilError(t, os.Mkdir(out, 0o777))
+	p.own(t, out)
+	s := p.shellIn(t, p.home, "OUT="+out)
+	main := filepath.Join(out, "main")
+	grows := func() {
+		t.Helper()
+		was := size(main)
+		waitUntil(t, "a tick", func() bool { return size(main) > was })
+	}
+	s.types(strings.ReplaceAll(`agentenv --root root exec --mount "$OUT:/var:rw" -- sh -c '
+trap "echo >>/var/int; exit 9" INT; while :; do echo >>/var/main; sleep 0.02; done'`, "\n", " ") + "\r")
+	grows()
+	for range 2 {
+		s.types("\x1a")
+		s.shows("Stopped")
+		was := size(main)
+		time.Sleep(60 * time.Millisecond)
+		assert.Equal(t, size(main), was)
+		s.types("fg\r")
+		grows()
+	}
+	s.types("\x03")
+	s.shows(`\$ $`)
+	s.types("echo code: $?\r")
+	s.shows(`code: 9\r`)
+	s.types("agentenv --root root exec -- cat & wait; echo over $((40+2))\r")
+	s.shows("has no input")
+	s.shows("over 42")
 }
 
 // waiting is a command that says ready, counts interrupts and ends with their
@@ -375,12 +446,9 @@ func (p *person) typedIDs(t *testing.T) {
 	inner := childOf(t, s.cmd.Process.Pid)
 	s.types("\x03")
 	s.shows("int1")
-	s.types("\x1a")
-	waitUntil(t, "both to stop", func() bool { return stopped(s.cmd.Process.Pid) && stopped(inner) })
-	assert.NilError(t, s.cmd.Process.Signal(syscall.SIGCONT))
-	waitUntil(t, "both to go on", func() bool { return !stopped(s.cmd.Process.Pid) && !stopped(inner) })
-	time.Sleep(2 * stopTime) // what was to stop it must not do so now
-	assert.Assert(t, !stopped(inner))
+	s.types("\x1a") // nobody could continue it
+	time.Sleep(100 * time.Millisecond)
+	assert.Assert(t, !stopped(s.cmd.Process.Pid) && !stopped(inner))
 	s.types("\x03")
 	s.shows("int2")
 	assert.NilError(t, s.cmd.Process.Signal(syscall.SIGTERM))
@@ -388,9 +456,6 @@ func (p *person) typedIDs(t *testing.T) {
 	<-read
 	assert.Assert(t, !strings.Contains(s.shown(), "int3"), s.shown())
 }
-
-// stopTime is how long package subid waits for who is asked to stop.
-const stopTime = 200 * time.Millisecond
 
 func stopped(pid int) bool { return stateOf(pid) == "T" }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -92,18 +93,22 @@ func (a *App) tournament(c *cobra.Command, x tournamentFlags, args []string) err
 	if err != nil {
 		return err
 	}
+	// Another process that does the work has ended by now. These probes take time.
+	ctx, hurry, stop := interruptible(context.Background())
+	defer stop()
 	if err := env.ProbeIsolation(root, sandbox.Level(plan.Isolation)); err != nil {
-		return explain(root, err)
+		return explain(root, cause(ctx, err))
 	}
 	if err := runner.Check(plan); err != nil {
+		return cause(ctx, err)
+	}
+	if err := context.Cause(ctx); err != nil {
 		return err
 	}
 	sinks, closeSinks, err := a.eventSinks(x)
 	if err != nil {
 		return err
 	}
-	ctx, hurry, stop := interruptible(context.Background())
-	defer stop()
 	a.git = x.git
 	defer a.watchWorkDir()()
 	e, base, saved, err := a.tournamentBase(ctx, root, plan)
@@ -328,9 +333,24 @@ func (a *App) runTournament(ctx context.Context, e *env.Env, plan *specs.Plan, b
 		if dir == "" {
 			dir = e.Source()
 		}
-		a.say("to bring it into %s: `agentenv apply`", dir)
+		how := "agentenv apply"
+		if wd, err := workDir(); err != nil || !isBelow(dir, wd) {
+			how = "cd " + shellWord(dir) + " && " + how
+		}
+		a.say("to bring it into %s: `%s`", dir, how)
 	}
 	return nil
+}
+
+// plainWord is what a shell takes as it stands.
+const plainWord = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+,:@%"
+
+// shellWord makes one word of a path for a shell.
+func shellWord(s string) string {
+	if strings.Trim(s, plainWord) == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
 // tournamentExit maps what a run came to to the exit codes of CONTRACT §3.
@@ -374,7 +394,7 @@ func (a *App) eventSinks(x tournamentFlags) ([]runner.Sink, func() error, error)
 	if x.events != "" {
 		f, err := os.Create(x.events)
 		if err != nil {
-			return nil, nil, usage("--events: "+err.Error(), "")
+			return nil, nil, usage("--events: "+err.Error(), "name a file that can be written; its directory must exist")
 		}
 		stream := report.NewStream(f)
 		sinks, done = append(sinks, stream.Event), func() error { return errors.Join(stream.Err(), f.Close()) }

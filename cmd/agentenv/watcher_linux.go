@@ -1,18 +1,17 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"os"
 	"os/signal"
-	"strconv"
-	"strings"
+	"slices"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/agentenv/agentenv/env/sandbox"
+	"github.com/agentenv/agentenv/env/subid"
 )
 
 // watcher passes signals on to a command and ends it when its time is up.
@@ -22,7 +21,13 @@ type watcher struct {
 	// ownTerminal says that the command has a terminal of its own, whose keys do
 	// what the user's would.
 	ownTerminal bool
+	// inside says that an agentenv of the user's session, whom the shell sees,
+	// starts and stops this one: see package subid.
+	inside bool
+	// files are those that may be the user's terminal.
+	files []any
 
+	hungUp          int // how many HUP came
 	started         chan sandbox.Process
 	ended, timedOut chan struct{}
 }
@@ -34,7 +39,9 @@ func (w *watcher) begin() context.Context {
 	w.started = make(chan sandbox.Process, 1)
 	w.ended, w.timedOut = make(chan struct{}), make(chan struct{})
 	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH)
+	heed := []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH}
+	signal.Notify(signals, slices.DeleteFunc(heed, signal.Ignored)...) // nohup has one ignored
+	heeding.Add(1)
 	if !w.ownTerminal && !signal.Ignored(unix.SIGTSTP) {
 		signal.Notify(signals, unix.SIGTSTP, unix.SIGCONT)
 	}
@@ -44,7 +51,10 @@ func (w *watcher) begin() context.Context {
 }
 
 // end stops what begin began.
-func (w *watcher) end() { close(w.ended) }
+func (w *watcher) end() {
+	heeding.Add(-1)
+	close(w.ended)
+}
 
 // watch is given the command once it runs.
 func (w *watcher) watch(p sandbox.Process) { w.started <- p }
@@ -62,7 +72,7 @@ func (w *watcher) follow(signals chan os.Signal, cancel context.CancelCauseFunc)
 		case sig := <-signals:
 			switch sig {
 			case unix.SIGTSTP:
-				pause(p)
+				w.pause(p)
 			case unix.SIGCONT:
 				resume(p)
 			default:
@@ -83,14 +93,45 @@ func (w *watcher) follow(signals chan os.Signal, cancel context.CancelCauseFunc)
 func (w *watcher) pass(sig os.Signal, p sandbox.Process, cancel context.CancelCauseFunc) {
 	if p == nil || p.Signal(sig.(syscall.Signal)) != nil {
 		stopAt(sig, cancel)
+		return
 	}
+	if sig == unix.SIGHUP {
+		w.hungUp++
+	}
+	if sig == unix.SIGTERM || w.hungUp > 1 || sig == unix.SIGHUP && slices.ContainsFunc(w.files, hasHungUp) {
+		w.finish(sig, p)
+	}
+}
+
+// finish ends a command that does not end by itself after the signal that it was
+// given: who sent it wants us to end. A first HUP alone may mean to read the
+// configuration anew.
+func (w *watcher) finish(sig os.Signal, p sandbox.Process) {
+	if sig == unix.SIGTERM {
+		time.AfterFunc(execGrace, func() { p.Stop(0) })
+		return
+	}
+	time.AfterFunc(hangUpGrace, func() { p.Stop(execGrace - hangUpGrace) })
+}
+
+// hangUpGrace passes between HUP and TERM, and execGrace between HUP and KILL.
+const hangUpGrace = 2 * time.Second
+
+// hasHungUp says whether f was a terminal that is gone.
+func hasHungUp(f any) bool {
+	file, ok := f.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
+	return err == unix.EIO
 }
 
 // pause is ^Z: the command stops, with all that it started, and then we do, so
 // that the shell sees its job stop. Until it says CONT. Where no shell could say
 // so, TSTP stops nothing, as everywhere.
-func pause(p sandbox.Process) {
-	if isOrphaned() {
+func (w *watcher) pause(p sandbox.Process) {
+	if !w.inside && subid.Orphaned() {
 		return
 	}
 	if p != nil {
@@ -105,47 +146,13 @@ func resume(p sandbox.Process) {
 	}
 }
 
-// isOrphaned says whether nobody in our session can continue our process group:
-// then the kernel does not stop it either.
-func isOrphaned() bool {
-	group, session := unix.Getpgrp(), sessionOf(0)
-	for pid := unix.Getppid(); pid > 0; pid = parentOf(pid) {
-		if sessionOf(pid) != session {
-			return true
-		}
-		if g, err := unix.Getpgid(pid); err != nil || g != group {
-			return err != nil
-		}
-	}
-	return true
-}
-
-// sessionOf is the session of a process, 0 if it is gone.
-func sessionOf(pid int) int {
-	sid, err := unix.Getsid(pid)
-	if err != nil {
-		return 0
-	}
-	return sid
-}
-
-// parentOf is the parent of a process, 0 if it has none or is gone.
-func parentOf(pid int) int {
-	stat, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	// The name, in parentheses, may hold anything.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	if len(fields) < 2 {
-		return 0
-	}
-	parent, _ := strconv.Atoi(fields[1])
-	return parent
-}
-
 // stopAt cancels at a signal that is to end a program.
 func stopAt(sig os.Signal, cancel context.CancelCauseFunc) {
 	switch sig {
 	case unix.SIGINT:
 		cancel(errInterrupted)
+	case unix.SIGQUIT:
+		cancel(errQuit)
 	case unix.SIGTERM, unix.SIGHUP:
 		cancel(errTerminated)
 	}

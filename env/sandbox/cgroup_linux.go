@@ -50,6 +50,11 @@ const cgroupPrefix = "agentenv-"
 
 // newCgroup makes a cgroup at the seats, with the limits.
 func newCgroup(seats []seat, l Limits) (*cgroup, error) {
+	for _, s := range seats {
+		if s.pids > 0 && (l.PIDs == 0 || s.pids < l.PIDs) {
+			l.PIDs = s.pids
+		}
+	}
 	g := &cgroup{limits: l}
 	for _, s := range seats {
 		d, err := s.makeDir()

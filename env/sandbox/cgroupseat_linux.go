@@ -2,10 +2,12 @@ package sandbox
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -124,6 +126,9 @@ type seat struct {
 	dir         string
 	v2          bool
 	controllers []string
+	// pids is the limit of processes that holds for agentenv itself and would not
+	// for commands here; 0 is none.
+	pids int
 }
 
 // mkdirTries bounds the race with others that remove, or have just made, the
@@ -157,14 +162,28 @@ func (s seat) mkdirParent() error {
 	if err := unix.Mkdir(s.dir, 0o755); err != nil && err != unix.EEXIST {
 		return err
 	}
-	if len(shared(s.controllers, words(s.dir, subtreeControl))) == len(s.controllers) {
-		return nil
-	}
-	err := os.WriteFile(filepath.Join(s.dir, subtreeControl), []byte(enabling(s.controllers)), 0)
+	err := handDown(s.dir, s.controllers)
 	if err != nil {
 		_ = unix.Rmdir(s.dir) // it is of no use, unless others use it
 	}
 	return err
+}
+
+// handDown makes dir hand on the controllers, and before it, where it has them no
+// more, those above it: systemd takes away what nobody has in use, as it is between
+// two commands.
+func handDown(dir string, controllers []string) error {
+	if len(shared(controllers, words(dir, subtreeControl))) == len(controllers) {
+		return nil
+	}
+	above := filepath.Dir(dir)
+	_, outside := os.Stat(filepath.Join(above, subtreeControl))
+	if len(shared(controllers, words(dir, "cgroup.controllers"))) < len(controllers) && outside == nil {
+		if err := handDown(above, controllers); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(filepath.Join(dir, subtreeControl), []byte(enabling(controllers)), 0)
 }
 
 // subtreeControl is the file of a cgroup that lists what it hands on.
@@ -207,6 +226,7 @@ var (
 	errNoController = errors.New("the cgroups here do not have it")
 	errOutside      = errors.New("the cgroup that agentenv is in lies outside of what is mounted")
 	errOccupied     = errors.New("the cgroup that agentenv is in has processes, and is not delegated to be divided")
+	errEscape       = errors.New("the cgroup that agentenv is in has a limit of its own, which commands beside it would escape")
 	errNoClone      = errors.New("this kernel, or a filter, has no clone3, which is to start a command in a cgroup")
 )
 
@@ -273,7 +293,9 @@ func shared(a, b []string) []string {
 // seat finds a place for cgroups with the controllers. On v1 that is our own cgroup:
 // limits around us hold for commands too, and a helper finds the way back, after
 // it has started the command, one up. On v2 it is the nearest cgroup, from our own
-// upwards, that can hand on the controllers.
+// upwards, that can hand on the controllers. Limits of those on the way up would not
+// hold for commands, so there must be none; of processes, of which systemd sets one
+// on all that it starts, each command has the least instead.
 func (h hierarchy) seat(controllers []string) (seat, error) {
 	switch {
 	case h.own == "":
@@ -284,9 +306,11 @@ func (h hierarchy) seat(controllers []string) (seat, error) {
 		return seat{}, errNoClone
 	}
 	var first error
+	pids := 0
 	for dir := h.own; ; dir = filepath.Dir(dir) {
 		s, err := h.seatAt(dir, controllers)
 		if err == nil {
+			s.pids = pids
 			return s, nil
 		}
 		if first == nil || errors.Is(first, errNoController) {
@@ -295,7 +319,25 @@ func (h hierarchy) seat(controllers []string) (seat, error) {
 		if len(dir) <= len(h.top) {
 			return seat{}, first
 		}
+		if file := limitIn(dir); file != "" && !errors.Is(first, os.ErrPermission) {
+			return seat{}, fmt.Errorf("%w (%s)", errEscape, file)
+		}
+		if n, err := strconv.Atoi(strings.Join(words(dir, "pids.max"), "")); err == nil && (pids == 0 || n < pids) {
+			pids = max(n, 1)
+			controllers = append(shared(controllers, []string{"cpu", "memory"}), "pids")
+		}
 	}
+}
+
+// limitIn names a file of the cgroup with a limit other than that of processes; empty
+// if there is none.
+func limitIn(dir string) string {
+	for _, file := range []string{"memory.max", "memory.high", "memory.swap.max", "cpu.max", "cpuset.cpus", "io.max"} {
+		if w := words(dir, file); len(w) > 0 && w[0] != "max" {
+			return file
+		}
+	}
+	return ""
 }
 
 // clonesInto says whether there is clone3, which starts a process in a cgroup of
@@ -375,7 +417,17 @@ func (h hierarchy) delegated() bool {
 			return true
 		}
 	}
-	return h.own == h.top
+	return h.own == h.top || isUserScope(h.own)
+}
+
+// isUserScope says whether dir is a scope that the systemd of this user manages: no
+// version of that marks what it gave away (as of 252), but all that is there is the
+// user's, and in a scope no process is systemd's.
+func isUserScope(dir string) bool {
+	var st unix.Stat_t
+	name := filepath.Base(dir)
+	return strings.Contains(dir, "/user@") && strings.HasSuffix(name, ".scope") && name != "init.scope" &&
+		unix.Stat(dir, &st) == nil && int(st.Uid) == os.Geteuid()
 }
 
 // evacuate moves all processes that are in dir itself to one below it.

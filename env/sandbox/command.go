@@ -165,7 +165,8 @@ type Result struct {
 	NoDir bool
 	// Limit says which of the command's limits was reached, in words such as
 	// "out of memory (limit 2GiB)"; empty if none, or if the command succeeded
-	// nevertheless.
+	// nevertheless. Of a command with a limit of memory it also says that memory
+	// was out around it.
 	Limit string
 	// Stuck names the processes that hang in the kernel and could not be killed,
 	// one line each. What they stand in is still in use.

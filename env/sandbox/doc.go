@@ -30,8 +30,10 @@
 //
 // At the level of namespaces commands run under the seccomp filter that Docker has
 // by default, less what programs need that make sandboxes of their own
-// (seccomp_linux.go, internal/mkfilter). There is none at the level of processes,
-// which promises no more than an end to everything.
+// (seccomp_linux.go, internal/mkfilter). As with Docker's, a 32-bit program can make
+// sockets of the families that are denied to others, by socketcall(2), whose arguments
+// no filter sees. There is none at the level of processes, which promises no more
+// than an end to everything.
 //
 // A command that shares the user's terminal (Command.Terminal nil, a terminal among
 // its streams) can read from it, write to it and change its settings as any program

@@ -67,7 +67,7 @@ func fixFor(err error) string {
 		return "Linux 5.12 or later is needed, and nothing (such as a container's seccomp profile) that hides its system calls"
 	case errors.Is(err, unix.ENOSPC):
 		if k := badKnob(); k != "" {
-			return k
+			return k + "; " + weaker
 		}
 		return "too many namespaces are in use; raise the limits (see sysctl user)"
 	case refusedNamespace(err), errors.Is(err, unix.EACCES):

@@ -36,19 +36,25 @@ func (p *process) Freeze() error {
 		return nil
 	}
 	p.cgroup.thaw()
-	var moving []string
-	still := 0
-	for end := time.Now().Add(freezeTime); still < looks && time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if moving = p.stopOnce(); len(moving) == 0 {
+	return stopAll(p.stopOnce, freezeTime)
+}
+
+// stopAll stops those that stop finds running, until it found none several times in
+// a row. When the time is over, only who still runs is a reason to give up.
+func stopAll(stop func() (moving []string), limit time.Duration) error {
+	end := time.Now().Add(limit)
+	for still := 0; still < looks; time.Sleep(time.Millisecond) {
+		moving := stop()
+		switch {
+		case len(moving) == 0:
 			still++
-		} else {
-			still = 0
+			continue
+		case time.Now().After(end):
+			return fmt.Errorf("not all processes could be stopped: %s", strings.Join(moving, ", "))
 		}
+		still = 0
 	}
-	if still == looks {
-		return nil
-	}
-	return fmt.Errorf("not all processes could be stopped: %s", strings.Join(moving, ", "))
+	return nil
 }
 
 // stopOnce stops those that run, parents first: a shell then does not see its

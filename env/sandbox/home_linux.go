@@ -203,16 +203,27 @@ func (w *world) skeleton(from string, to int) error {
 	if err != nil {
 		return err
 	}
+	if err := w.fill(from, entries, to); err != nil {
+		return err
+	}
+	return copyMeta(from, to)
+}
+
+func (w *world) fill(from string, entries []os.DirEntry, to int) error {
 	for _, e := range entries {
 		p := filepath.Join(from, e.Name())
 		if w.leftOut(p) {
 			continue
 		}
-		if err := w.skeletonEntry(p, e, to); err != nil {
+		err := w.skeletonEntry(p, e, to)
+		if _, gone := os.Lstat(p); errors.Is(err, unix.ENOENT) && errors.Is(gone, os.ErrNotExist) {
+			continue // it was removed meanwhile
+		}
+		if err != nil {
 			return err
 		}
 	}
-	return copyMeta(from, to)
+	return nil
 }
 
 func (w *world) leftOut(p string) bool {

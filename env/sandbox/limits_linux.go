@@ -185,6 +185,8 @@ func fixForLimits(missing map[string]error) string {
 	case root && has(errNoController):
 		return "the kernel, or the container around, does not hand it on: boot with cgroup_enable=memory if it is memory that " +
 			"/proc/cgroups says is not enabled, or " + bestEffort
+	case root && has(errEscape):
+		return "let its service or scope be divided (Delegate=yes, as in systemd-run --scope -p Delegate=yes agentenv …), or " + bestEffort
 	case root && has(errOccupied):
 		return "run it in a scope of its own: systemd-run --scope -p Delegate=yes agentenv …; or " + bestEffort
 	case root:
@@ -266,6 +268,9 @@ func (g *cgroup) reached() string {
 		if g.limits.Memory > 0 && d.has("memory") && d.outOfMemory(g.limits.Memory) {
 			return "out of memory (limit " + sizeText(g.limits.Memory) + ")"
 		}
+		if d.has("memory") && d.killedForMemory() {
+			return "out of memory (of the machine, or of a limit around agentenv)"
+		}
 		if g.limits.PIDs > 0 && d.has("pids") && d.event("pids.events", "max") > 0 {
 			processes = fmt.Sprintf("too many processes (limit %d)", g.limits.PIDs)
 		}
@@ -277,11 +282,20 @@ func (g *cgroup) reached() string {
 // reached: it may also have been the machine's memory that was out.
 func (d cgroupDir) outOfMemory(limit int64) bool {
 	if d.v2 {
-		return d.event("memory.events", "oom_kill") > 0 && d.event("memory.events", "oom") > 0
+		return d.killedForMemory() && d.event("memory.events", "oom") > 0
 	}
 	// Newer kernels (6.18) leave memory.failcnt at 0.
 	near := limit - limit/8
-	return d.event("memory.oom_control", "oom_kill") > 0 && d.number("memory.max_usage_in_bytes") >= near
+	return d.killedForMemory() && d.number("memory.max_usage_in_bytes") >= near
+}
+
+// killedForMemory says whether the kernel killed something here since memory was
+// out, wherever.
+func (d cgroupDir) killedForMemory() bool {
+	if d.v2 {
+		return d.event("memory.events", "oom_kill") > 0
+	}
+	return d.event("memory.oom_control", "oom_kill") > 0
 }
 
 // ProbeCgroups tries what cgroups can do here for this user.
@@ -307,7 +321,11 @@ func ProbeCgroups() Cgroups {
 	c.Kill, c.Freeze = tryUnified(seatsFor(nil).seats)
 	var why []string
 	for _, name := range slices.Sorted(maps.Keys(s.missing)) {
-		why = append(why, name+": "+s.missing[name].Error())
+		reason := ": " + s.missing[name].Error()
+		if name == "cpu" {
+			name = "cpus" // as in a plan
+		}
+		why = append(why, name+reason)
 	}
 	if len(why) > 0 {
 		c.Fix = fixForLimits(s.missing)

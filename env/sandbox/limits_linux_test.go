@@ -86,6 +86,29 @@ func TestOutOfMemory(t *testing.T) {
 	})
 }
 
+// TestTooLittleMemory: a limit in which nothing can start is the command's failure.
+func TestTooLittleMemory(t *testing.T) {
+	levels(t, func(t *testing.T, level sandbox.Level) {
+		r, _ := ran(t, limited(t, level, sandbox.Limits{Memory: 128 << 10}, "true"))
+		assert.Equal(t, r.Limit, "out of memory (limit 128KiB)", "%+v", r)
+		assert.Assert(t, r.ExitCode != 0)
+	})
+}
+
+// TestFilesInMemory: files in memory are bounded by the smaller limit.
+func TestFilesInMemory(t *testing.T) {
+	const sizes = `stat -f -c '%b %S' /dev/shm /run | while read -r n size; do echo $((n*size)); done`
+	for want, l := range map[string]sandbox.Limits{
+		"1048576\n1048576\n":   {Disk: 1 << 20, Memory: 64 << 20, BestEffort: true},
+		"67108864\n67108864\n": {Disk: 1 << 30, Memory: 64 << 20, BestEffort: true},
+	} {
+		_, out := ran(t, limited(t, sandbox.LevelNamespaces, l, sizes))
+		assert.Equal(t, out, want)
+	}
+	r, out := ran(t, limited(t, sandbox.LevelNamespaces, sandbox.Limits{Disk: 1 << 20}, `head -c 3000000 /dev/zero >/dev/shm/f`))
+	assert.Assert(t, r.ExitCode != 0 && strings.Contains(out, "No space left"), out)
+}
+
 // TestTooManyProcesses: also those that left the command's session count, and
 // threads.
 func TestTooManyProcesses(t *testing.T) {
@@ -131,6 +154,7 @@ func TestProbeCgroups(t *testing.T) {
 	}
 	all := c.CPU != 0 && c.Memory != 0 && c.PIDs != 0
 	assert.Equal(t, c.Why == "", all)
+	assert.Equal(t, strings.Contains(c.Why, "cpus: "), c.CPU == 0, c.Why) // as in a plan
 	assert.Equal(t, c.Fix == "", all)
 }
 
@@ -154,17 +178,14 @@ func TestCPUs(t *testing.T) {
 }
 
 // TestNoFile: the limit is there from the first instant, hard and soft, and the
-// helper works under it.
+// helper works under it. One below what the helper needs comes at once.
 func TestNoFile(t *testing.T) {
 	levels(t, func(t *testing.T, level sandbox.Level) {
-		for _, n := range []int{16, 64, 200} {
-			r, out := ran(t, limited(t, level, sandbox.Limits{NoFile: n}, `sleep 0.02; ulimit -Sn; ulimit -Hn`))
+		const show = `ulimit -Sn; ulimit -Hn`
+		for n, script := range map[int]string{8: `sleep 0.2; ` + show, 32: show, 64: show, 200: show} {
+			r, out := ran(t, limited(t, level, sandbox.Limits{NoFile: n}, script))
 			assert.Equal(t, r.ExitCode, 0)
 			assert.Equal(t, out, strings.Repeat(strconv.Itoa(n)+"\n", 2))
-		}
-		for range 5 {
-			r, out := ran(t, limited(t, level, sandbox.Limits{NoFile: 150}, `ulimit -Sn`))
-			assert.Equal(t, out, "150\n", "%+v", r)
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -29,7 +30,6 @@ import (
 // host's itself.
 type natInit struct {
 	tool    natTool
-	scratch string
 	control *os.File
 	// extra are the descriptors that the init is to have beside its socket; they
 	// follow on it.
@@ -55,16 +55,27 @@ const natPatience = 2 * time.Second
 func runNAT() {
 	signal.Notify(make(chan os.Signal, 1)) // see runHelper
 	unix.CloseRange(controlFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC)
-	extra, _ := strconv.Atoi(os.Args[5]) // both ends are one program
-	n := &natInit{
-		tool:    natTool{name: os.Args[1], path: os.Args[2], nft: os.Args[3]},
-		scratch: os.Args[4], control: os.NewFile(controlFD, "control"), undo: func() {},
-	}
+	// Both ends are one program: the arguments are those of natTools.around.
+	n := &natInit{control: os.NewFile(controlFD, "control"), undo: func() {}}
+	extra, _ := strconv.Atoi(os.Args[1])
 	for fd := range extra {
 		n.extra = append(n.extra, os.NewFile(uintptr(controlFD+1+fd), "inherited"))
 	}
+	var tools natTools
+	for t := range slices.Chunk(os.Args[2:], 3) {
+		tools = append(tools, natTool{name: t[0], path: t[1], nft: t[2]})
+	}
 	go n.watch()
-	cmd, err := n.start()
+	err := n.connect(tools)
+	if err == nil && os.Args[1] == natTrial {
+		_ = message{sayStarted, n.tool.name}.writeTo(n.control)
+		n.undo()
+		syscall.Exit(0)
+	}
+	var cmd *exec.Cmd
+	if err == nil {
+		cmd, err = n.start()
+	}
 	if err != nil {
 		n.undo()
 		_ = failed(err).writeTo(n.control) // if agentenv is gone, nobody wants to know
@@ -94,22 +105,37 @@ func (n *natInit) watch() {
 	}
 }
 
-// start makes the network and starts the init in it.
-func (n *natInit) start() (*exec.Cmd, error) {
+// connect makes the network, with the first of the tools that works. Each has a
+// namespace that is new: who fails may leave something in it.
+func (n *natInit) connect(tools natTools) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return nil, &Error{What: "mount namespace", Err: err}
+		return &Error{What: "mount namespace", Err: err}
 	}
-	namespace, err := n.makeNamespace()
-	if err != nil {
-		return nil, err
+	var said []string
+	for _, n.tool = range tools {
+		namespace, forget, err := n.makeNamespace()
+		if err != nil {
+			return err
+		}
+		err = n.forward(namespace)
+		if ferr := forget(); ferr != nil {
+			return &Error{What: "network namespace", Err: ferr}
+		}
+		if err == nil {
+			if len(said) > 0 {
+				_ = message{sayNotice, "network nat goes by " + n.tool.name + ", for others do not work here: " + strings.Join(said, "; ")}.writeTo(n.control)
+			}
+			return nil
+		}
+		said = append(said, n.tool.name+": "+err.Error())
 	}
-	if err := n.forward(namespace); err != nil {
-		return nil, err
-	}
-	if err := forgetNamespace(namespace); err != nil {
-		return nil, &Error{What: "network namespace", Err: err}
-	}
-	cmd := reexec.Command(initName)
+	return &Error{What: "network", Err: errors.New(strings.Join(said, "; ")),
+		Fix: "look whether the machine itself has a network; --network private works without"}
+}
+
+// start starts the init in the network. Its argument is the way out.
+func (n *natInit) start() (*exec.Cmd, error) {
+	cmd := reexec.Command(initName, n.tool.name)
 	cmd.Env = []string{}
 	cmd.Dir = "/"
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -122,25 +148,38 @@ func (n *natInit) start() (*exec.Cmd, error) {
 	return cmd, nil
 }
 
+// netnsHomes are where the namespace gets a name, in a file system that only this
+// process sees. Under the AppArmor profile that comes with it pasta may open
+// @{run}/user/@{uid}/netns/*; a path in /proc it would have to trace us for. Where
+// there is no /run/user there is hardly a profile.
+var netnsHomes = []string{"/run/user", "/mnt", "/tmp"}
+
 // makeNamespace makes the command's network namespace, on a thread that stays in
-// it, and gives it a name: a program that drops its privileges may not look it up
-// in /proc.
-func (n *natInit) makeNamespace() (string, error) {
-	name := filepath.Join(n.scratch, "network")
-	f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o600)
-	if err != nil {
-		return "", &Error{What: "scratch directory", Err: err}
-	}
-	f.Close()
-	work := make(chan func())
-	go func() {
-		runtime.LockOSThread()
-		for f := range work {
-			f()
+// it, and gives it a name, for forget to take away again: a program that drops its
+// privileges may not look it up in /proc.
+func (n *natInit) makeNamespace() (name string, forget func() error, err error) {
+	var home string
+	for _, home = range netnsHomes {
+		if err = unix.Mount("tmpfs", home, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0755"); err == nil {
+			break
 		}
-	}()
-	n.inside = work
-	return name, n.within(func() error {
+	}
+	dir := filepath.Join(home, "0/netns")
+	if err == nil {
+		err = os.MkdirAll(dir, 0o755)
+	}
+	name = filepath.Join(dir, "network")
+	if err == nil {
+		err = os.WriteFile(name, nil, 0o600)
+	}
+	if err != nil {
+		return "", nil, &Error{What: "network namespace", Err: err}
+	}
+	if n.inside == nil {
+		n.inside = lockedThread()
+	}
+	forget = func() error { return os.NewSyscallError("umount", unix.Unmount(home, unix.MNT_DETACH)) }
+	return name, forget, n.within(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return networkRefused(os.NewSyscallError("unshare", err))
 		}
@@ -151,6 +190,18 @@ func (n *natInit) makeNamespace() (string, error) {
 	})
 }
 
+// lockedThread runs functions on a thread of its own.
+func lockedThread() chan<- func() {
+	work := make(chan func())
+	go func() {
+		runtime.LockOSThread()
+		for f := range work {
+			f()
+		}
+	}()
+	return work
+}
+
 // within calls f on the thread in the command's network.
 func (n *natInit) within(f func() error) error {
 	done := make(chan error, 1)
@@ -158,29 +209,16 @@ func (n *natInit) within(f func() error) error {
 	return <-done
 }
 
-func forgetNamespace(name string) error {
-	if err := unix.Unmount(name, unix.MNT_DETACH); err != nil {
-		return os.NewSyscallError("umount", err)
-	}
-	return os.Remove(name)
-}
-
 // forward gives the namespace its way out.
 func (n *natInit) forward(namespace string) error {
-	var err error
 	switch n.tool.name {
 	case natPasta:
-		err = n.pasta(namespace)
+		return n.pasta(namespace)
 	case natSlirp:
-		err = n.slirp(namespace)
-	case natVeth:
-		err = n.veth(namespace)
+		return n.slirp(namespace)
+	default:
+		return n.veth(namespace)
 	}
-	if err == nil {
-		return nil
-	}
-	return &Error{What: "network", Err: fmt.Errorf("%s: %w", n.tool.name, err),
-		Fix: "look whether the machine itself has a network; --network private works without"}
 }
 
 // pasta goes into the background when it is ready.
@@ -206,10 +244,14 @@ func (n *natInit) slirp(namespace string) error {
 		if err != nil {
 			return err
 		}
-		if err := r.SetReadDeadline(time.Now().Add(natReady)); err != nil {
-			return err
+		if err = r.SetReadDeadline(time.Now().Add(natReady)); err == nil {
+			_, err = io.ReadFull(r, make([]byte, 1))
 		}
-		_, err = io.ReadFull(r, make([]byte, 1))
+		if err == nil {
+			return nil
+		}
+		_ = cmd.Process.Kill() // an error means that it is dead
+		_ = cmd.Wait()
 		if errors.Is(err, io.EOF) {
 			return errors.New("it ended before it was ready")
 		}

@@ -179,6 +179,7 @@ func onlyTool(t *testing.T, tool string) {
 		assert.NilError(t, os.Symlink(path, filepath.Join(dir, prog)))
 	}
 	t.Setenv("PATH", dir)
+	sandbox.OnlyPath(t)
 	if got, err := sandbox.NATTool(); got != tool {
 		t.Skipf("%q is found instead, %v", got, err)
 	}
@@ -316,6 +317,7 @@ func TestWayOutVictim(t *testing.T) {
 	if stage() != "victim" {
 		t.Skip("only run by TestWayOutKilled")
 	}
+	sandbox.OnlyPath(t)
 	for i := range 3 {
 		c := scene(t, filepath.Join(os.Getenv("SANDBOX_VICTIM"), strconv.Itoa(i)), sandbox.LevelNamespaces)
 		c.Network, c.Args = sandbox.NetworkNAT, []string{"/bin/sleep", "1000"}
@@ -463,22 +465,116 @@ func TestWayOutRootfs(t *testing.T) {
 	}
 }
 
-// TestForwarderFails: what the program says is told, and the command does not run.
-func TestForwarderFails(t *testing.T) {
-	needNamespaces(t)
-	envtest.Census(t)
+// fakeTools has programs in PATH, and no others: scripts, or the real ones.
+func fakeTools(t *testing.T, scripts map[string]string) {
+	t.Helper()
 	dir := t.TempDir()
-	assert.NilError(t, os.WriteFile(dir+"/pasta", []byte("#!/bin/sh\necho no uplink at all >&2; exit 1\n"), 0o755))
+	for name, script := range scripts {
+		if script == "" {
+			path, err := exec.LookPath(name)
+			if err != nil {
+				t.Skip(name, " is not installed")
+			}
+			assert.NilError(t, os.Symlink(path, filepath.Join(dir, name)))
+			continue
+		}
+		assert.NilError(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+	}
 	t.Setenv("PATH", dir)
+	sandbox.OnlyPath(t)
 	if _, err := sandbox.NATTool(); err != nil {
 		t.Skip(err)
 	}
+}
+
+// newPasta is the version of a pasta that is preferred.
+const newPasta = `[ "$1" = --version ] && echo pasta 2099_01_01.abcdef && exit; `
+
+// TestForwarderFails: what the programs say is told, and the command does not run.
+func TestForwarderFails(t *testing.T) {
+	needNamespaces(t)
+	envtest.Census(t)
+	fakeTools(t, map[string]string{"pasta": newPasta + `echo "no uplink at all" for $* >&2; exit 1`, "slirp4netns": "echo nor here >&2; kill -9 $$"})
 	c, _ := netCommand(t, sandbox.NetworkNAT)
 	c.Args = []string{"/bin/sh", "-c", "touch " + c.View.At + "/ran"}
 	_, err := sandbox.New(sandbox.Options{}).Start(t.Context(), c)
 	assert.ErrorIs(t, err, sandbox.ErrSandbox)
 	assert.ErrorContains(t, err, "pasta: exit status 1: no uplink at all")
+	assert.ErrorContains(t, err, "slirp4netns: it ended before it was ready: nor here")
+	if exists("/run/user") { // as the profile of AppArmor has it
+		assert.ErrorContains(t, err, "--netns /run/user/0/netns/")
+	}
 	assert.Check(t, !exists(c.View.Tree.Dir+"/ran"))
+	_, terr := sandbox.TryNAT()
+	assert.Error(t, terr, err.Error())
+}
+
+// TestForwarderFallsBack: if a program does not work, the next does, with its
+// resolver, and the user is told.
+func TestForwarderFallsBack(t *testing.T) {
+	needNamespaces(t)
+	envtest.Census(t)
+	fakeTools(t, map[string]string{"pasta": newPasta + "echo not allowed >&2; exit 1", "slirp4netns": ""})
+	if first, _ := sandbox.NATTool(); first != "pasta" {
+		t.Skip("this machine has no default route")
+	}
+	c, out := netCommand(t, sandbox.NetworkNAT)
+	c.Args = []string{"/bin/cat", "/etc/resolv.conf", "/proc/net/dev"}
+	var n notices
+	p, err := sandbox.New(sandbox.Options{Notice: n.add}).Start(t.Context(), c)
+	if err != nil && strings.Contains(err.Error(), "slirp4netns: ") {
+		t.Skip("slirp4netns does not work here either: ", err)
+	}
+	assert.NilError(t, err)
+	_, err = p.Wait()
+	assert.NilError(t, err)
+	assert.Check(t, strings.Contains(out.String(), "tap0:"), out)
+	if host, _ := os.ReadFile("/etc/resolv.conf"); strings.Contains(string(host), "nameserver 1") {
+		assert.Check(t, strings.Contains(out.String(), "nameserver 10.0.2.3"), out)
+	}
+	assert.Check(t, len(n.all()) == 1 && strings.Contains(n.all()[0], "by slirp4netns, for others do not work here: pasta: exit status 1: not allowed"), "%q", n.all())
+}
+
+// TestTryNAT: trying leaves nothing.
+func TestTryNAT(t *testing.T) {
+	needNamespaces(t)
+	envtest.Census(t)
+	before := forwarders()
+	tool, err := sandbox.TryNAT()
+	if err != nil {
+		t.Skip(err)
+	}
+	_, known := natTools[tool]
+	assert.Check(t, known, tool)
+	assert.DeepEqual(t, forwarders(), before)
+}
+
+// TestNoDefaultRoute: a pasta that needs one is refused before anything starts,
+// and what needs none is used.
+func TestNoDefaultRoute(t *testing.T) {
+	if stage() == "" {
+		asHost(t)
+		return
+	}
+	assert.NilError(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+	t.Run("pasta", func(t *testing.T) {
+		envtest.Census(t)
+		fakeTools(t, map[string]string{"pasta": "echo External interface not usable >&2; exit 1"})
+		err := sandbox.CheckNetwork(sandbox.LevelNamespaces, sandbox.NetworkNAT)
+		assert.ErrorContains(t, err, "no default route")
+		assert.ErrorContains(t, err, "External interface not usable")
+		assert.ErrorContains(t, err, "apt install slirp4netns")
+	})
+	t.Run("both", func(t *testing.T) {
+		envtest.Census(t)
+		fakeTools(t, map[string]string{"pasta": newPasta + "exit 1", "slirp4netns": ""})
+		assert.NilError(t, sandbox.CheckNetwork(sandbox.LevelNamespaces, sandbox.NetworkNAT))
+		var n notices
+		c, _ := netCommand(t, sandbox.NetworkNAT)
+		c.Args = []string{"/bin/true"}
+		r := finish(t, sandbox.New(sandbox.Options{Notice: n.add}), c)
+		assert.Check(t, r.ExitCode == 0 && len(n.all()) == 0, "%d %q", r.ExitCode, n.all())
+	})
 }
 
 // TestForwarderEnds: if the way out is lost, the user is told, and the command goes

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"net/netip"
+	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -64,4 +65,55 @@ func TestNetworkNamespaceRefused(t *testing.T) {
 	assert.Check(t, e.Is(ErrSandbox))
 	s.Network = ""
 	assert.Check(t, explainNetwork(s, unix.EPERM) == nil)
+}
+
+func TestDefaultRoute(t *testing.T) {
+	const titles = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
+	const none = "00000000000000000000000000000000"
+	for _, c := range []struct {
+		name, v4, v6 string
+		want         bool
+	}{
+		{"nothing", "", "", false},
+		{"IPv4", titles + "eth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n", "", true},
+		{"a neighbour", titles + "eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n", "", false},
+		{"half of the world", titles + "eth0\t00000000\t00000000\t0001\t0\t0\t0\t00000080\t0\t0\t0\n", "", false},
+		{"refused", titles + "*\t00000000\t00000000\t0201\t0\t0\t0\t00000000\t0\t0\t0\n", "", false},
+		{"IPv6", titles, none + " 00 " + none + " 00 fe800000000000000000000000000001 00000400 00000001 00000000 00000003     eth0\n", true},
+		{"IPv6's own", titles, none + " 00 " + none + " 00 " + none + " ffffffff 00000001 00000000 00200200       lo\n", false},
+		{"IPv6 net", titles, "fec00000000000000000000000000000 40 " + none + " 00 " + none + " 00000100 00000001 00000000 00000001     eth0\n", false},
+	} {
+		assert.Check(t, (defaultRoute4(c.v4) || defaultRoute6(c.v6)) == c.want, c.name)
+	}
+}
+
+// TestPastaDate: programs are preferred by date where both are there.
+func TestPastaDate(t *testing.T) {
+	OnlyPath(t)
+	for version, want := range map[string]int{
+		"pasta 2025_01_21.4f2c8e7": 20250121, "pasta 0^20250611.g0293c6f-1.fc42.x86_64": 20250611,
+		"pasta 0.0~git20250503.587980c-2": 20250503, "pasta unknown version\nCopyright 20250503": 0, "": 0,
+	} {
+		dir := t.TempDir()
+		for _, name := range []string{natPasta, natSlirp} {
+			assert.NilError(t, os.WriteFile(dir+"/"+name, []byte("#!/bin/sh\necho '"+version+"'\n"), 0o755))
+		}
+		assert.Check(t, pastaDate(dir+"/pasta") == want, "%q: %d", version, pastaDate(dir+"/pasta"))
+		t.Setenv("PATH", dir)
+		tools, err := findNAT()
+		if err != nil || !hasDefaultRoute() {
+			continue
+		}
+		assert.Check(t, (tools[0].name == natPasta) == (want >= pastaRefuses), "%q: %v", version, tools)
+	}
+}
+
+// TestNoWayOut: where there is none, it is said what to install.
+func TestNoWayOut(t *testing.T) {
+	OnlyPath(t)
+	t.Setenv("PATH", "/nowhere")
+	err := CheckNetwork(LevelNamespaces, NetworkNAT)
+	assert.ErrorContains(t, err, "sudo apt install passt")
+	_, terr := TryNAT()
+	assert.Error(t, terr, err.Error())
 }

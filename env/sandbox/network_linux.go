@@ -10,7 +10,8 @@ import (
 )
 
 // CheckNetwork says whether commands of a level can have a network here. Its
-// error is an [*Error]. It costs next to nothing.
+// error is an [*Error]. It costs next to nothing; a way out that only trying can
+// tell of is tried.
 func CheckNetwork(level Level, n Network) error {
 	switch {
 	case n == "" || n == NetworkHost:
@@ -23,8 +24,7 @@ func CheckNetwork(level Level, n Network) error {
 	case networkKnob.isBad():
 		return networkRefused(unix.ENOSPC)
 	case n == NetworkNAT:
-		_, err := NATTool()
-		return err
+		return checkNAT()
 	}
 	return nil
 }

@@ -297,7 +297,7 @@ func TestPrivateRootfs(t *testing.T) {
 		c.Args = []string{"sh", "-c", "getent ahosts localhost; ls /sys/class/net; cat /etc/hosts"}
 		finish(t, sandbox.New(sandbox.Options{Notice: n.add}), c)
 		if want == "" {
-			assert.Check(t, strings.Contains(strings.Join(n.all(), "\n"), "no file /etc/hosts"), "%q", n.all())
+			assert.Check(t, strings.Contains(strings.Join(n.all(), "\n"), "no /etc/hosts"), "%q", n.all())
 			assert.Check(t, !exists(file))
 			continue
 		}

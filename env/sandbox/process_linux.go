@@ -119,6 +119,10 @@ func (p *process) follow() {
 			giveUpHelper(p.cmd.Process.Pid)
 			waiting = false
 		case err := <-dead:
+			if !signalled && p.cgroup.reached() != "" {
+				p.result.Started = began
+				first(nil) // a command that does not fit its limit takes the helper along, with whom it shares its memory until it is executed
+			}
 			first(&Error{What: "init", Err: errors.Join(errors.New("it ended before the command was started"), err)})
 			if p.level == LevelProcess && !p.isEnding() {
 				p.cgroup.kill()

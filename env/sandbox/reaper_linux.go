@@ -43,28 +43,41 @@ func (*reaper) term() {
 // nor the new one; the next look finds it.
 const looks = 3
 
-func (r *reaper) kill() { r.end() }
+// kill leaves it to [helper.reap] to reap, which is to know how the command ended.
+func (*reaper) kill() { killDescendants(unix.WNOWAIT) }
 
-// end kills descendants until none is left. New ones can appear while it
-// looks, but each comes from one that the next look finds. One that hangs in
+func (*reaper) end() { killDescendants(0) }
+
+// killDescendants kills until none is left. New ones can appear while it looks
+// for them, but each comes from one that the next look finds. One that hangs in
 // the kernel is worth a look now and then.
-func (*reaper) end() {
-	none := 0
+func killDescendants(options int) {
 	began := time.Now()
-	for pause := time.Duration(0); ; pause = min(pause+time.Millisecond, 10*time.Millisecond) {
+	for pause := time.Duration(0); hasChild(options); pause = min(pause+time.Millisecond, 10*time.Millisecond) {
 		if time.Since(began) > stuckAfter {
 			pause = lookAgain
 		}
-		alive := Descendants(os.Getpid())
-		if len(alive) > 0 {
-			none = 0
-		} else if none++; none == looks {
-			return
-		}
-		for _, pid := range alive {
+		for _, pid := range Descendants(os.Getpid()) {
 			syscall.Kill(pid, syscall.SIGKILL)
 		}
 		time.Sleep(pause)
+	}
+}
+
+// hasChild says whether this process has a child, after it reaped the dead unless
+// options say WNOWAIT. A subreaper without one has no descendant either, and to
+// ask takes no look at all processes of the machine.
+func hasChild(options int) bool {
+	for {
+		var dead unix.Siginfo
+		err := unix.Waitid(unix.P_ALL, 0, &dead, unix.WEXITED|unix.WNOHANG|unix.WALL|options, nil)
+		switch {
+		case err == unix.ECHILD:
+			return false
+		case err == unix.EINTR, err == nil && dead.Signo != 0 && options == 0:
+			continue
+		}
+		return true
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/agentenv/agentenv/env/envtest"
 	"github.com/agentenv/agentenv/env/sandbox"
+	"github.com/agentenv/agentenv/forks"
 )
 
 // TestRefused: where the machine refuses user namespaces the error names the
@@ -76,4 +77,16 @@ func TestMaskedProc(t *testing.T) {
 	assert.ErrorIs(t, err, syscall.EPERM)
 	assert.ErrorContains(t, err, "/proc")
 	assert.ErrorContains(t, err, "systempaths=unconfined")
+}
+
+// TestProcessRefused: a tree that is a mount has no place at the level process,
+// and who is told so learns of forks, which have one.
+func TestProcessRefused(t *testing.T) {
+	c := scene(t, scratchHome(t), sandbox.LevelProcess)
+	c.Args = []string{"true"}
+	dir := c.View.Tree.Dir
+	c.View.Tree.Overlay = &forks.Overlay{Lower: []string{dir}, Dir: dir}
+	_, err := sandbox.New(sandbox.Options{}).Start(t.Context(), c)
+	assert.ErrorIs(t, err, sandbox.ErrSandbox)
+	assert.ErrorContains(t, err, "exec --fork")
 }

@@ -24,7 +24,7 @@ func (w *world) resolver() error {
 		return nil // the host has none either
 	}
 	if w.spec.ownNetwork() {
-		content = []byte(w.spec.Resolver)
+		content = []byte(resolverFor(w.spec.Network, strings.Join(os.Args[1:], ""))) // see natInit.start
 	}
 	if fd, err := w.root.open(resolvConf); err == nil {
 		defer unix.Close(fd)
@@ -45,7 +45,7 @@ func (w *world) resolver() error {
 		return w.root.write(at, content)
 	}
 	if w.spec.View.At == "" && w.spec.Network != NetworkPrivate {
-		w.notice("the tree has no file " + resolvConf + ", so names may not be resolved; make an empty one in the tree to have the host's")
+		w.lacking = append(w.lacking, resolvConf+" (to resolve names)")
 	}
 	return nil
 }
@@ -58,7 +58,7 @@ func (w *world) hosts() error {
 	}
 	fd, err := w.root.open(hostsFile)
 	if err != nil {
-		w.notice("there is no file " + hostsFile + " in the tree, so the name localhost may not be resolved; make an empty one to have it")
+		w.lacking = append(w.lacking, hostsFile+" (for the name localhost)")
 		return nil
 	}
 	defer unix.Close(fd)

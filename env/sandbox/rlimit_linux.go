@@ -7,18 +7,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A command's rlimits are set in two steps, for what starts a command cannot
-// set them in the child alone, and a helper must not lower its own hard limits,
-// which an ordinary user could not raise again. The command is started with the
-// helper's soft limits set to the command's, so that it never sees others; at once
-// afterwards the hard ones are set from outside. In between, which takes
-// microseconds, it could raise them by itself.
+// What starts a command cannot set rlimits in the child alone, so the helper takes
+// those of the command while it starts it.
+//
+// That of open files it takes soft and hard, so that the command never sees another;
+// of an ordinary user it keeps the hard one, which is enough for what it opens
+// until its end. A limit too small for the helper, and that of processes, which
+// counts the helper, are set from outside at once after the start. What the command
+// forks before that keeps what the helper needs; but the kernel holds all in a user
+// namespace, with who made it, to the limit that its maker had then, so that all
+// together can be spareThreads too many at most.
 
-// helperFiles and helperThreads are what a helper itself needs, at most, of a limit
-// that holds for it while it starts a command.
+// helperFiles is how many more files a helper opens, at most, from the start of a
+// command on (Go's fork needs four), and spareThreads how many threads its runtime
+// may start meanwhile.
 const (
-	helperFiles   = 128
-	helperThreads = 64
+	helperFiles  = 8
+	spareThreads = 4
 )
 
 // withRlimits runs start, which starts the command, with the limits in force.
@@ -56,24 +61,49 @@ type rlimit struct {
 	was      syscall.Rlimit
 }
 
-// lend sets our soft limit to the command's, or to what we need to start it.
+// lend sets our limit to the command's, or to what we need to start it.
 func (r *rlimit) lend() error {
 	if err := syscall.Getrlimit(r.resource, &r.was); err != nil {
 		return os.NewSyscallError("getrlimit", err)
 	}
-	soft := max(r.value, helperFiles)
+	var lent syscall.Rlimit
 	if r.resource == unix.RLIMIT_NPROC {
 		r.value = min(r.value, r.was.Max)
-		soft = min(r.value+helperThreads, r.was.Max) // we are counted too
-	}
-	if r.value <= r.was.Max {
-		soft = min(soft, r.was.Max)
+		lent = syscall.Rlimit{Cur: min(r.value+threads()+spareThreads, r.was.Max), Max: r.was.Max} // we are counted too
+	} else {
+		files := max(r.value, min(filesNeeded(), r.was.Max))
+		lent = syscall.Rlimit{Cur: files, Max: files}
 	}
 	// Not unix.Prlimit: with it the runtime would give the child the limit that
 	// we were started with.
-	return os.NewSyscallError("setrlimit", syscall.Setrlimit(r.resource, &syscall.Rlimit{Cur: soft, Max: max(soft, r.was.Max)}))
+	return os.NewSyscallError("setrlimit", syscall.Setrlimit(r.resource, &lent))
 }
 
+// threads counts our own.
+func threads() uint64 {
+	own, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return 16 // more than a helper has
+	}
+	return uint64(len(own))
+}
+
+// filesNeeded is the least limit of open files with which helperFiles more can be
+// opened.
+func filesNeeded() uint64 {
+	most := 0
+	for range helperFiles {
+		fd, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			break // we have no more ourselves
+		}
+		defer unix.Close(fd)
+		most = max(most, fd)
+	}
+	return uint64(most) + 1
+}
+
+// takeBack gives us our own limit again, if we may raise it.
 func (r *rlimit) takeBack() { _ = syscall.Setrlimit(r.resource, &r.was) }
 
 // give sets the limit of the process, soft and hard.

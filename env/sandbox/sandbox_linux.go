@@ -69,7 +69,7 @@ func (s *Sandbox) Start(ctx context.Context, c Command) (Process, error) {
 }
 
 // launch starts the helper of a sandbox and tells it what to do.
-func (s *Sandbox) launch(c Command) (*process, error) {
+func (s *Sandbox) launch(c Command) (_ *process, err error) {
 	sp := newSpec(c)
 	attr, err := helperAttr(c.Level, sp)
 	if err != nil {
@@ -79,25 +79,64 @@ func (s *Sandbox) launch(c Command) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	tty, err := newTerminal(c)
-	if err != nil {
+	var o outside
+	defer func() {
+		o.release()
+		if err != nil {
+			o.abandon()
+		}
+	}()
+	if err := o.open(s, c); err != nil {
 		return nil, err
 	}
-	if tty != nil {
+	cmd := o.helper(c, sp)
+	cmd.SysProcAttr = attr
+	nat.wrap(cmd)
+	if err := start(cmd); err != nil {
+		if e := explainNetwork(sp, errnoOf(err)); e != nil {
+			return nil, e
+		}
+		return nil, explain("namespaces", fmt.Errorf("start of its init: %w", errnoOf(err)))
+	}
+	p := newProcess(c.Level, cmd, o.ours, o.streams, s.tell)
+	p.cgroup, p.disk = o.limits.cgroup, o.limits.disk
+	if p.terminal = o.terminal; p.terminal != nil {
+		p.terminal.hangUp = p.hungUp
+	}
+	p.send(sp.message()...)
+	go p.follow()
+	go p.wake()
+	return p, nil
+}
+
+// outside is what of a sandbox is not in it.
+type outside struct {
+	terminal     *terminal // nil if the command has none
+	streams      *streams
+	ours, theirs *os.File // the ends of the helper's socket
+	limits       limited
+}
+
+// open makes all of it, or leaves what it made for abandon.
+func (o *outside) open(s *Sandbox, c Command) (err error) {
+	if o.terminal, err = newTerminal(c); err != nil {
+		return err
+	}
+	if o.terminal != nil {
 		c.Stdin, c.Stdout, c.Stderr = nil, nil, nil
 	}
-	defer tty.release()
-	streams, err := newStreams(c)
-	if err != nil {
-		tty.abandon()
-		return nil, &Error{What: "pipes", Err: err, Fix: fixFor(err)}
+	if o.streams, err = newStreams(c); err == nil {
+		o.ours, o.theirs, err = controlPair()
 	}
-	ours, theirs, err := controlPair()
 	if err != nil {
-		tty.abandon()
-		streams.abandon()
-		return nil, &Error{What: "pipes", Err: err, Fix: fixFor(err)}
+		return &Error{What: "pipes", Err: err, Fix: fixFor(err)}
 	}
+	o.limits, err = s.limit(c)
+	return err
+}
+
+// helper is the helper to start, whose files sp is told of.
+func (o *outside) helper(c Command, sp *spec) *exec.Cmd {
 	name := initName
 	if c.Level == LevelProcess {
 		name = reaperName
@@ -106,54 +145,37 @@ func (s *Sandbox) launch(c Command) (*process, error) {
 	cmd := reexec.Command(name)
 	cmd.Env = []string{} // nothing of the caller's may be read from /proc/1/environ
 	cmd.Dir = "/"
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = streams.child[0], streams.child[1], streams.child[2]
-	cmd.ExtraFiles = []*os.File{theirs} // controlFD
-	cmd.ExtraFiles = tty.attachTo(cmd.ExtraFiles, sp)
-	limits, err := s.limit(c)
-	if err != nil {
-		ours.Close()
-		theirs.Close()
-		tty.abandon()
-		streams.abandon()
-		return nil, err
-	}
-	sp.Limits = limits.rlimits
-	cmd.ExtraFiles = limits.cgroup.attachTo(cmd.ExtraFiles, sp)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = o.streams.child[0], o.streams.child[1], o.streams.child[2]
+	sp.Limits = o.limits.rlimits
+	cmd.ExtraFiles = []*os.File{o.theirs} // controlFD
+	cmd.ExtraFiles = o.terminal.attachTo(cmd.ExtraFiles, sp)
+	cmd.ExtraFiles = o.limits.cgroup.attachTo(cmd.ExtraFiles, sp)
 	if c.Hold != nil {
 		cmd.ExtraFiles = append(cmd.ExtraFiles, c.Hold)
 	}
-	cmd.SysProcAttr = attr
-	nat.wrap(cmd, c.View.Scratch)
-	err = start(cmd)
-	theirs.Close()
-	streams.release()
-	if err != nil {
-		ours.Close()
-		limits.cgroup.remove()
-		tty.abandon()
-		streams.abandon()
-		if e := explainNetwork(sp, errnoOf(err)); e != nil {
-			return nil, e
-		}
-		return nil, explain("namespaces", fmt.Errorf("start of its init: %w", errnoOf(err)))
-	}
-	p := newProcess(c.Level, cmd, ours, streams, s.tell)
-	p.terminal = tty
-	p.cgroup, p.disk = limits.cgroup, limits.disk
-	if tty != nil {
-		tty.hangUp = p.hungUp
-	}
-	p.send(sp.message()...)
-	go p.follow()
-	go p.wake()
-	return p, nil
+	return cmd
+}
+
+// release closes what is the helper's, whether it was started or not.
+func (o *outside) release() {
+	o.theirs.Close() // none is no error
+	o.terminal.release()
+	o.streams.release()
+}
+
+// abandon lets go of what was to be ours, since there is no helper.
+func (o *outside) abandon() {
+	o.ours.Close()
+	o.limits.cgroup.remove()
+	o.terminal.abandon()
+	o.streams.abandon()
 }
 
 func newSpec(c Command) *spec {
 	sp := &spec{
 		View: c.View, Args: c.Args, Env: c.Env, Dir: c.Dir,
 		UID: os.Geteuid(), GID: os.Getegid(),
-		UserNS: !mayMount(), Network: c.Network, Limits: c.Limits,
+		UserNS: !mayMount(), Network: c.Network, Limits: c.Limits, Temp: leastSet(c.Limits.Disk, c.Limits.Memory),
 	}
 	sp.InUserNS = sp.UserNS || userns.RunningInUserNS()
 	sp.RealRoot = sp.UID == 0 && !userns.RunningInUserNS()
@@ -166,6 +188,14 @@ func newSpec(c Command) *spec {
 		}
 	}
 	return sp
+}
+
+// leastSet is the smaller of two limits, of which 0 is none.
+func leastSet(a, b int64) int64 {
+	if a == 0 || b == 0 {
+		return max(a, b)
+	}
+	return min(a, b)
 }
 
 // MayMount says whether this process may mount file systems as it is, for others

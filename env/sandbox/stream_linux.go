@@ -78,6 +78,9 @@ func (s *streams) output(w io.Writer) (*os.File, error) {
 
 // release closes our copies of the command's ends.
 func (s *streams) release() {
+	if s == nil {
+		return
+	}
 	for _, f := range s.opened {
 		f.Close()
 	}
@@ -86,6 +89,9 @@ func (s *streams) release() {
 
 // abandon ends the pumps of a command that never started.
 func (s *streams) abandon() {
+	if s == nil {
+		return
+	}
 	for _, p := range s.pumps {
 		p.from.Close()
 		p.wait.Wait()

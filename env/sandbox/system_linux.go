@@ -139,7 +139,7 @@ func (w *world) dev() error {
 	if err != nil {
 		return err
 	}
-	return w.root.mountFS("/dev/shm", "tmpfs", attrData, option{"mode", "1777"})
+	return w.root.mountFS("/dev/shm", "tmpfs", attrData, w.spec.temp("1777")...)
 }
 
 // device binds the host's node: making one needs the host's own root. The node
@@ -244,7 +244,7 @@ func (w *world) run() error {
 	if w.absent("/run") {
 		return nil
 	}
-	mnt, err := newFS("tmpfs", attrData, option{"mode", "755"})
+	mnt, err := newFS("tmpfs", attrData, w.spec.temp("755")...)
 	if err != nil {
 		return err
 	}
@@ -265,4 +265,14 @@ func (w *world) run() error {
 		}
 	}
 	return nil
+}
+
+// temp are the options of a file system in memory that the command writes to. What
+// is there is no file on a disk, whose size is watched.
+func (s *spec) temp(mode string) []option {
+	options := []option{{"mode", mode}}
+	if s.Temp > 0 {
+		options = append(options, option{"size", strconv.FormatInt(s.Temp, 10)})
+	}
+	return options
 }

@@ -117,10 +117,11 @@ type spec struct {
 	RealRoot bool
 
 	Network Network
-	// Resolver is the resolv.conf of a network of the command's own.
-	Resolver string
 	// Limits are those that a process sets for itself and its children.
 	Limits Limits
+	// Temp is how many bytes each file system in memory may hold that the command
+	// writes to; 0 is what the kernel allows by itself, half of the machine's.
+	Temp int64
 	// Cgroup is the descriptor of the command's cgroup of v2 in the helper, Tasks
 	// are those of its cgroups of v1. TTY is that of the socket over which the
 	// helper sends the command's terminal; 0 is none.
@@ -152,9 +153,10 @@ func (s *spec) message() message {
 	m.addList(s.Env)
 	m.addInt(int64(s.UID))
 	m.addInt(int64(s.GID))
-	m.add(string(s.Network), s.Resolver)
+	m.add(string(s.Network))
 	m.addInt(int64(s.Limits.PIDs))
 	m.addInt(int64(s.Limits.NoFile))
+	m.addInt(s.Temp)
 	m.addInt(int64(s.Cgroup))
 	m.addInt(int64(s.TTY))
 	m.addInt(int64(len(s.Tasks)))
@@ -178,8 +180,9 @@ func parseSpec(m message) *spec {
 	}
 	s.View.Hide, s.Args, s.Env = m.nextList(), m.nextList(), m.nextList()
 	s.UID, s.GID = int(m.nextInt()), int(m.nextInt())
-	s.Network, s.Resolver = Network(m.next()), m.next()
+	s.Network = Network(m.next())
 	s.Limits.PIDs, s.Limits.NoFile = int(m.nextInt()), int(m.nextInt())
+	s.Temp = m.nextInt()
 	s.Cgroup, s.TTY = int(m.nextInt()), int(m.nextInt())
 	for range m.nextInt() {
 		s.Tasks = append(s.Tasks, int(m.nextInt()))
@@ -282,7 +285,7 @@ func (c Command) validate() error {
 		return bad("the tree's overlay has no layers, or no absolute path")
 	case c.Level == LevelProcess && v.Tree.Overlay != nil:
 		return &Error{What: "tree", Err: errors.New("the level process has no mounts, and this tree is one"),
-			Fix: "use --isolation namespaces, or an environment made with --backend copy"}
+			Fix: "use --isolation namespaces, or a fork (exec --fork), or an environment made with --backend copy"}
 	case v.At != "" && (!absolute(v.At) || v.At == "/"):
 		return bad("a tree cannot be seen at %q", v.At)
 	case c.Dir != "" && !absolute(c.Dir):

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -25,6 +26,7 @@ type world struct {
 	// mountPoints are the host's, once they were read; homeMounts those below the
 	// caller's home.
 	mountPoints, homeMounts []string
+	lacking                 []string // what could not be mounted for want of a place in the tree
 	notice                  func(string)
 }
 
@@ -61,7 +63,21 @@ func (w *world) build() error {
 			return &Error{What: p.what, Err: err}
 		}
 	}
+	w.tellLacking()
 	return nil
+}
+
+// tellLacking names in one line what the tree lacks.
+func (w *world) tellLacking() {
+	it, one := "it", "an empty one"
+	switch len(w.lacking) {
+	case 0:
+		return
+	case 1:
+	default:
+		it, one = "them", "empty ones"
+	}
+	w.notice("the tree has no " + strings.Join(w.lacking, ", ") + ", so commands run without; make " + one + " in the tree to have " + it)
 }
 
 // rootfs is the layout in which the tree is a system of its own. Where the
@@ -201,7 +217,7 @@ func (w *world) absent(p string) bool {
 	}
 	fd := w.root.openDir(p)
 	if fd < 0 {
-		w.notice("the tree has no directory " + p + ", so commands run without it; make an empty one in the tree to have it")
+		w.lacking = append(w.lacking, p)
 		return true
 	}
 	unix.Close(fd)

@@ -103,11 +103,24 @@ func Mine() (Map, error) {
 
 func haveHelpers() error {
 	for _, k := range []kind{uids, gids} {
-		if _, err := exec.LookPath(k.helper); err != nil {
+		if _, err := k.program(); err != nil {
 			return &Error{Msg: k.helper + " is not installed", Fix: "sudo apt-get install uidmap (elsewhere the package is shadow-utils or shadow)"}
 		}
 	}
 	return nil
+}
+
+// programDirs are where helpers are looked for: in PATH and where they usually are.
+var programDirs = []string{"", "/usr/bin/", "/usr/sbin/", "/sbin/"}
+
+// program is the path of the helper, also where PATH does not have it.
+func (k kind) program() (path string, err error) {
+	for _, dir := range programDirs {
+		if path, err = exec.LookPath(dir + k.helper); err == nil {
+			break
+		}
+	}
+	return path, err
 }
 
 // caller is how the files name the caller.

@@ -52,6 +52,13 @@ func TestCheck(t *testing.T) {
 
 func TestHelpersMissing(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
+	if _, err := os.Stat("/usr/bin/" + uids.helper); err == nil {
+		path, err := uids.program()
+		assert.Assert(t, err == nil && path == "/usr/bin/"+uids.helper, "%s %v", path, err)
+	}
+	usual := programDirs
+	programDirs = []string{""}
+	defer func() { programDirs = usual }()
 	_, err := Mine()
 	var e *Error
 	assert.Assert(t, errors.As(err, &e), "%v", err)
@@ -74,7 +81,7 @@ func TestInside(t *testing.T) {
 
 // TestProbe: what it says is true for whoever runs this.
 func TestProbe(t *testing.T) {
-	detail, err := Probe()
+	detail, err := Probe(nil)
 	if _, mine := Mine(); mine != nil && os.Geteuid() != 0 {
 		assert.ErrorContains(t, err, mine.Error())
 		return

@@ -9,14 +9,17 @@ import (
 
 const probeName = "agentenv-subid-probe"
 
-// Probe tries to run a process with the caller's ids. The error, if that fails,
-// is an [*Error]. Root needs no ranges: all ids are his.
-func Probe() (detail string, err error) {
+// Probe tries to run a process with the ids of m, or if that is nil, with all that
+// the caller has. The error, if that fails, is an [*Error]. Root needs no ranges:
+// all ids are his.
+func Probe(of *Map) (detail string, err error) {
 	if os.Geteuid() == 0 {
 		return "root needs no ranges", nil
 	}
-	m, err := Mine()
-	if err != nil {
+	var m Map
+	if of != nil {
+		m = *of
+	} else if m, err = Mine(); err != nil {
 		return "", err
 	}
 	code, err := Run(m, os.Stdin, nil, probeName)

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -68,14 +69,15 @@ func stay() {
 
 // Run executes the program anew in a user namespace with the map m, under the
 // name args[0], which is one of [Register], and returns its exit status;
-// 128+N if signal N ended it. An error means that it never ran. extra, if not nil,
-// is its descriptor [ExtraFD].
+// 128+N if signal N ended it that was sent to this process. Another signal makes
+// the error [*Killed]; every other error means that it never ran. extra, if not
+// nil, is its descriptor [ExtraFD].
 func Run(m Map, stdin, extra *os.File, args ...string) (int, error) {
 	// The death of the thread that starts it is its own.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	signals := make(chan os.Signal, 16) // more than a person sends before the maps are written
-	signal.Notify(signals, forwarded...)
+	signal.Notify(signals, heeded()...)
 	defer signal.Stop(signals)
 	child, word, err := start(m, stdin, extra, args)
 	if err != nil {
@@ -89,17 +91,27 @@ func Run(m Map, stdin, extra *os.File, args ...string) (int, error) {
 		// An error of a signal means that the process has ended.
 		select {
 		case sig := <-signals:
-			_ = child.Signal(sig)
 			if sig == unix.SIGTSTP {
-				mustStop = time.After(stopWithin)
+				if Orphaned() {
+					continue // nobody could continue us, as everywhere
+				}
+				if !catches(child.Pid, unix.SIGTSTP) {
+					sig = unix.SIGSTOP // without a shell in its session TSTP does not stop it
+				} else {
+					mustStop = time.After(stopWithin)
+				}
 			}
+			_ = child.Signal(sig)
 		case <-mustStop:
 			_ = child.Signal(unix.SIGSTOP)
 		case ws := <-states:
 			switch {
 			case ws.Stopped():
 				mustStop = nil
-				stopToo(child)
+				// So that the shell that waits for us notices. CONT goes the same way.
+				_ = unix.Kill(unix.Getpid(), unix.SIGSTOP)
+			case ws.Signaled() && !slices.Contains(forwarded, os.Signal(ws.Signal())):
+				return 0, &Killed{ws.Signal()}
 			case ws.Signaled():
 				return 128 + int(ws.Signal()), nil
 			default:
@@ -115,16 +127,31 @@ var forwarded = []os.Signal{
 	unix.SIGWINCH, unix.SIGTSTP, unix.SIGCONT,
 }
 
-// stopWithin is how long the process inside has to stop by itself when it is
-// asked to, as by ^Z: it may have to restore the terminal first. One that does not
-// listen is stopped.
-const stopWithin = 200 * time.Millisecond
+// heeded are those of them that whoever started us did not have ignored, as nohup
+// does.
+func heeded() []os.Signal {
+	return slices.DeleteFunc(slices.Clone(forwarded), signal.Ignored)
+}
 
-// stopToo stops this process, as the one inside did, so that the shell that
-// waits for it notices; both go on together.
-func stopToo(child *os.Process) {
-	_ = unix.Kill(unix.Getpid(), unix.SIGSTOP)
-	_ = child.Signal(unix.SIGCONT)
+// stopWithin is how long the process inside has to stop by itself when it is
+// asked to, as by ^Z, and catches that: it has to stop a command, of which it waits
+// a second for the last, and restore the terminal first. One that hangs is stopped.
+const stopWithin = 3 * time.Second
+
+// catches says whether a process has a handler for a signal.
+func catches(pid int, sig syscall.Signal) bool {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)) // it catches none when it is gone
+	_, after, _ := strings.Cut(string(status), "\nSigCgt:\t")
+	mask, _, _ := strings.Cut(after, "\n")
+	caught, _ := strconv.ParseUint(mask, 16, 64)
+	return caught&(1<<(sig-1)) != 0
+}
+
+// Killed says that the process inside was killed: by somebody, or by the kernel.
+type Killed struct{ Signal syscall.Signal }
+
+func (k *Killed) Error() string {
+	return fmt.Sprintf("agentenv was killed (%s) in the user namespace where it works", unix.SignalName(k.Signal))
 }
 
 // wait tells of every change of the child's state; the last is its end.
@@ -205,7 +232,11 @@ func (k kind) write(m []Range, pid int) error {
 			args = append(args, strconv.FormatInt(n, 10))
 		}
 	}
-	out, err := exec.Command(k.helper, args...).CombinedOutput()
+	program, err := k.program()
+	if err != nil {
+		return err
+	}
+	out, err := exec.Command(program, args...).CombinedOutput()
 	if err == nil {
 		return nil
 	}

@@ -7,6 +7,13 @@
 // It takes the profile that Docker and containerd use by default
 // (github.com/moby/profiles/seccomp) for a process with the capabilities that
 // Docker gives, and changes in it what is named below, each with its reason.
+//
+// What the profile cannot do, this filter cannot either: 32-bit programs may make
+// sockets by socketcall(2), whose arguments are in memory, where no filter sees
+// them. So the families that socket(2) is denied, AF_ALG and AF_VSOCK among them,
+// are open to those programs. To deny socketcall its socket would leave the
+// programs of most 32-bit C libraries without any: glibc built for kernels before
+// 4.3, as Debian 12 has it, knows no other way and does not fall back.
 package main
 
 import (
