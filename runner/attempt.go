@@ -230,6 +230,8 @@ func (a *attempt) judgeCandidate(end ending) (verdict, bool) {
 		return verdict{Timeout, fmt.Sprintf("timed out after %s", time.Duration(a.candidate.Timeout))}, false
 	case end.stopped != nil:
 		return a.t.stopped(end.stopped), false
+	case end.full:
+		return a.noRoom(end.reason()), false
 	case !end.ok():
 		return verdict{Failed, a.reason(end, a.candidate.Network, a.res.Log)}, false
 	}
@@ -239,8 +241,11 @@ func (a *attempt) judgeCandidate(end ending) (verdict, bool) {
 // reason is how a command failed, in words; log is its log.
 func (a *attempt) reason(end ending, network specs.Network, log *string) string {
 	text := end.reason()
-	shared := network == "" || network == specs.NetworkHost
-	if shared && min(a.t.Plan.Parallel, len(a.t.attempts)) > 1 && end.Limit == "" {
+	switch {
+	case end.Limit != "":
+	case network == specs.NetworkPrivate:
+		text += cutOff(*log)
+	case network != specs.NetworkNAT && min(a.t.Plan.Parallel, len(a.t.attempts)) > 1:
 		text += clash(*log)
 	}
 	return text
@@ -284,6 +289,8 @@ func (a *attempt) judgeTest(ctx context.Context, end ending) verdict {
 		return a.t.stopped(end.stopped)
 	case end.ok():
 		return verdict{Passed, ""}
+	case end.full:
+		return a.noRoom("the test: " + end.reason())
 	case !end.cannotRun():
 		return failed()
 	}
@@ -334,6 +341,8 @@ type ending struct {
 	stopped error
 	// lastLine is the last line of its output, if it could not run.
 	lastLine string
+	// full says that it failed, by no limit, and that the disk was full.
+	full bool
 }
 
 func (e ending) ok() bool { return e.ExitCode == 0 && e.Signal == 0 && e.Limit == "" }

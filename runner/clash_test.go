@@ -44,3 +44,20 @@ func TestClash(t *testing.T) {
 	}
 	assert.Equal(t, clash(filepath.Join(t.TempDir(), "none")), "")
 }
+
+func TestCutOff(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "log")
+	for text, said := range map[string]bool{
+		"curl: (6) Could not resolve host: example.org\n":                             true,
+		"curl: (6) Couldn't resolve host 'example.org'\n":                             true,
+		"getaddrinfo EAI_AGAIN registry.npmjs.org\n":                                  true,
+		"dial tcp: lookup example.org on 10.0.0.1:53: server misbehaving\n":           true,
+		"connect: Network is unreachable\n":                                           true,
+		"socket.gaierror: [Errno -3] Temporary failure in name resolution\n":          true,
+		"FAIL: want 1, got 2\n":                                                       false,
+		"Network is unreachable\n" + strings.Repeat("x\n", clashTail) + "FAIL: 2 ≠ 1": false,
+	} {
+		assert.NilError(t, os.WriteFile(log, []byte(text), 0o600))
+		assert.Check(t, (cutOff(log) != "") == said, text)
+	}
+}

@@ -165,8 +165,9 @@ func (t *tournament) run(ctx context.Context, c command) (ending, error) {
 	out := &tee{log: log, lines: &lines{emit: line, now: t.Now}}
 	r.Stdout, r.Stderr = out, out
 	end, err := t.watch(ctx, c, r)
+	end.full = !end.ok() && end.Limit == "" && !hasRoom(t.Env.Root())
 	if lerr := errors.Join(out.flush(), log.Close()); lerr != nil {
-		t.warn("%s is not complete: %v", c.log, lerr)
+		t.warn("%s is not complete: %v", c.log, bare(lerr))
 	}
 	if err == nil && end.cannotRun() {
 		end.lastLine = lastLine(c.log)

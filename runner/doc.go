@@ -1,7 +1,8 @@
 // Package runner runs a tournament: it forks the base for every attempt, runs
 // the candidate, freezes its tree, tests a fork of what was frozen, and promotes
-// the first attempt that passes. It tells what happens as a stream of events and
-// records it in the run's folder.
+// the first attempt that passes; of those that pass within 1 ms of it, the earliest
+// in the plan. It tells what happens as a stream of events and records it in the
+// run's folder.
 //
 // What must hold:
 //

@@ -120,8 +120,8 @@ func (f *folder) put(name string, data []byte, mode os.FileMode) (string, error)
 	return path, nil
 }
 
-// bare is an error without the name of the temporary file that it befell, which
-// tells nobody anything.
+// bare is an error without the name of the file that it befell: that of a
+// temporary file tells nobody anything, and others are named already.
 func bare(err error) error {
 	if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
 		return pe.Err

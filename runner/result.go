@@ -146,6 +146,10 @@ type Leaks struct {
 	Bytes int64 `json:"bytes"`
 	// Names are the leakers, one line each, bounded in number.
 	Names []string `json:"names"`
+
+	// Unknown says that nothing was counted: the run's process died before, or it
+	// goes on.
+	Unknown bool `json:"-"`
 }
 
 // Count returns how many attempts ended with status s.

@@ -139,7 +139,7 @@ func isAlive(dir string) bool {
 func reconstruct(dir string, alive bool) (*Result, error) {
 	r := &Result{
 		Run: filepath.Base(dir), Status: RunInterrupted, Attempts: []Attempt{},
-		Leaks: Leaks{Names: []string{}}, Warnings: []string{},
+		Leaks: Leaks{Names: []string{}, Unknown: true}, Warnings: []string{},
 	}
 	if alive {
 		r.Status = Running

@@ -120,6 +120,7 @@ func TestIncompleteRuns(t *testing.T) {
 	assert.NilError(t, err)
 	assert.Equal(t, r.Status, RunInterrupted)
 	assert.Equal(t, r.Name, "trial")
+	assert.Assert(t, r.Leaks.Unknown)
 	assert.NilError(t, os.Mkdir(filepath.Join(dir, "bare"), 0o700))
 	r, err = Load(dir, "bare")
 	assert.NilError(t, err)

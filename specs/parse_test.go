@@ -318,6 +318,8 @@ var mistakes = []struct {
 		`3:47: disk: a size must be more than zero: "0B"`,
 		`3:59: nofile: a whole number of at least 20 is due: "19"`,
 		`3:72: enforce: "maybe" is none of strict, best-effort`}},
+	{"little memory", minimal("limits: {memory: 1023KiB}\n"), []string{
+		`3:18: memory: no program starts in so little memory, at least 1MiB is due: "1023KiB"`}},
 	{"limits of a list", minimal("limits: [512MiB]\n"), []string{"3:9: limits: "}},
 	{"tab", "candidates:\n\t- a\ntest: b\n", []string{"2:1: a tab: YAML indents with spaces only"}},
 	{"tab, inner", "candidates: [a]\ntest:\n  run: b\n \ttimeout: 5s\n", []string{"4:2: a tab: YAML indents with spaces only"}},

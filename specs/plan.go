@@ -105,7 +105,7 @@ type Limits struct {
 	// CPUs is in cores.
 	CPUs float64 `json:"cpus,omitempty" plan:"cpus" jsonschema:"Cores, such as 2 or 0.5."`
 	// Memory and Disk are in bytes.
-	Memory  int64   `json:"memory,omitempty" plan:"size" jsonschema:"Memory, such as 512MiB or 2GB."`
+	Memory  int64   `json:"memory,omitempty" plan:"memory" jsonschema:"Memory, such as 512MiB or 2GB; at least 1MiB."`
 	PIDs    int     `json:"pids,omitempty" plan:"positive" jsonschema:"Processes at once."`
 	Disk    int64   `json:"disk,omitempty" plan:"size" jsonschema:"Bytes written, such as 4GiB."`
 	NoFile  int     `json:"nofile,omitempty" plan:"files" jsonschema:"Files that each process may have open."`

@@ -25,6 +25,7 @@ var rules = map[string]rule{
 	"target":        {bindTarget, stringSchema},
 	"workdir":       {text(parseWorkdir), stringSchema},
 	"size":          {text(parseSize), pattern(sizePattern)},
+	"memory":        {text(parseMemory), pattern(sizePattern)},
 	"cpus":          {text(parseCPUs), cpusSchema},
 	"positive":      {integer(1), integerSchema(1)},
 	"count":         {integer(0), integerSchema(0)},

@@ -137,6 +137,19 @@ func parseSize(text string) (int64, error) {
 	return int64(n), nil
 }
 
+// leastMemory is a size, in bytes, with which every program starts that is linked
+// statically: in half of it a busybox still does, in a quarter nothing (Linux 6.18).
+const leastMemory = 1 << 20
+
+// parseMemory is parseSize for a limit of memory.
+func parseMemory(text string) (int64, error) {
+	n, err := parseSize(text)
+	if err == nil && n < leastMemory {
+		return 0, fmt.Errorf("no program starts in so little memory, at least 1MiB is due: %q", text)
+	}
+	return n, err
+}
+
 // parseCPUs reads a number of cores.
 func parseCPUs(text string) (float64, error) {
 	n, err := strconv.ParseFloat(text, 64)

@@ -76,6 +76,9 @@ func TestResultWithoutWinner(t *testing.T) {
 	r.Limits = &specs.Limits{Memory: 512 << 20, Enforce: specs.BestEffort}
 	r.Attempts[0].Command, r.Attempts[1].Command = "patch <a\x1b", "true"
 	assert.Assert(t, !strings.Contains(text(t, r, Options{Told: true}), "warning: "))
+	unknown := *r
+	unknown.Leaks = runner.Leaks{Names: []string{}, Unknown: true}
+	assert.Assert(t, strings.HasSuffix(text(t, &unknown, Options{}), "\nleft over: not measured\n"))
 	assert.Assert(t, strings.Contains(text(t, r, Options{Commands: true}), "\ncommands:\n  wrong: patch <a^[\n  right: true\n"))
 	got := text(t, r, Options{})
 	for _, want := range []string{

@@ -34,6 +34,7 @@ func TestLine(t *testing.T) {
 		{"a\x9d not its end", "a\uFFFD not its end", "a\uFFFD not its end"},
 		// Bell, backspace and the others.
 		{"a\x07b\bc", "abc", "abc"}, {"a\x00\x0e\x7f", "a^@^N^?", "a^@^N^?"},
+		{"a\x01\x0b\x0c\x0f\x1f\x7fb", "a^A^K^L^O^_^?b", "a^A^K^L^O^_^?b"},
 		// What is rewritten in place.
 		{"10%\r50%\rdone", "done", "done"}, {"text\r", "text", "text"}, {"text\r\r", "text", "text"},
 		{"99%\r\x1b[K", "", ""}, {"99%\x1b[2K", "", ""}, {"99%\x1b[Kx", "99%x", "99%x"}, {"one\x1b[Gtwo\x1b[1Gthree", "three", "three"},

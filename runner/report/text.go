@@ -223,6 +223,10 @@ func verdict(r *runner.Result, opts Options) string {
 }
 
 func leaks(b *strings.Builder, l runner.Leaks) {
+	if l.Unknown {
+		b.WriteString("left over: not measured\n")
+		return
+	}
 	fmt.Fprintf(b, "left over: %s, %s, %d bytes\n", processes(l.Processes), count(l.Mounts, "mount"), l.Bytes)
 	for _, n := range l.Names {
 		fmt.Fprintf(b, "  %s\n", clean(n))
