@@ -74,7 +74,7 @@ func runHelper(k keeper) {
 
 // live makes the sandbox, runs the command and reaps until it ends.
 func (h *helper) live(s *spec) {
-	if err := h.keeper.prepare(s, func(n string) { h.report(message{sayNotice, n}) }); err != nil {
+	if err := h.keeper.prepare(s, func(n string) { _ = h.report(message{sayNotice, n}) }); err != nil {
 		h.quit(failed(err))
 	}
 	pid, began, err := h.start(s)
@@ -86,7 +86,7 @@ func (h *helper) live(s *spec) {
 		h.quit(failed(err))
 	}
 	h.releaseStdio()
-	h.report(message{sayStarted})
+	_ = h.report(message{sayStarted})
 	h.reap(pid, began)
 }
 
@@ -125,7 +125,7 @@ func (h *helper) reap(pid int, began time.Time) {
 		if !stopping {
 			h.quit(exit)
 		}
-		h.report(exit)
+		_ = h.report(exit)
 	}
 }
 
@@ -147,7 +147,7 @@ func (h *helper) obey() {
 			h.mu.Unlock()
 			h.keeper.term()
 		case askKill:
-			h.report(message{sayEnding})
+			_ = h.report(message{sayEnding})
 			h.kill(h.keeper.kill)
 		}
 	}
@@ -178,19 +178,23 @@ func (h *helper) signal(sig syscall.Signal) {
 // that waits for its child acts upon an interrupt only when the child did.
 var terminalSignals = []syscall.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP, syscall.SIGWINCH}
 
-func (h *helper) report(m message) {
+// report tells agentenv something; an error means that it is dead, which obey
+// notices.
+func (h *helper) report(m message) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	// If agentenv is gone, obey notices.
-	_ = m.writeTo(h.out)
+	return m.writeTo(h.out)
 }
 
 // quit says the last word and ends everything. It stays, with what it holds, as
 // long as anything is alive, also if agentenv waits no more.
 func (h *helper) quit(last message) {
-	h.report(last)
-	h.report(message{sayEnding})
+	gone := h.report(last) != nil
+	_ = h.report(message{sayEnding})
 	h.keeper.end()
+	if gone {
+		h.guard.wait()
+	}
 	syscall.Exit(0)
 }
 

@@ -139,17 +139,23 @@ func (p *pump) write(b []byte) {
 	}
 }
 
-// drain takes what is in the pipe now, and does not wait for its end: somebody
-// outside may have been given a descriptor of it, and write on.
+// maxDrain bounds, in bytes, what drain takes beyond what was there when it began.
+const maxDrain = 1 << 20
+
+// drain takes what is there now, and does not wait for an end: somebody outside
+// may have been given a descriptor of it, and write on.
 func (p *pump) drain(buf []byte) {
 	p.from.SetReadDeadline(time.Time{})
 	raw, err := p.from.SyscallConn()
 	if err != nil {
 		return
 	}
-	left := 0 // TIOCINQ is what the kernel calls FIONREAD elsewhere
-	raw.Control(func(fd uintptr) { left, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
-	for err == nil && left > 0 {
+	inside := func() (n int) {
+		raw.Control(func(fd uintptr) { n, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }) // FIONREAD elsewhere
+		return n
+	}
+	left := inside()
+	for most := max(left, maxDrain); err == nil && left > 0 && most > 0; {
 		n := 0
 		raw.Read(func(fd uintptr) bool {
 			n, err = unix.Read(int(fd), buf[:min(left, len(buf))])
@@ -163,6 +169,9 @@ func (p *pump) drain(buf []byte) {
 			return
 		}
 		p.write(buf[:n])
-		left -= n
+		most -= n
+		if left -= n; left == 0 {
+			left = inside() // a terminal gives its output away in portions
+		}
 	}
 }

@@ -183,6 +183,9 @@ func (t *terminal) resizeLocked() {
 	}
 }
 
+// lastOutput is how long the end of a terminal's output may take to come.
+const lastOutput = 500 * time.Millisecond
+
 // obeySignals follows the size, and job control from outside: the terminal is
 // the user's own while we are stopped.
 func (t *terminal) obeySignals() {
@@ -242,7 +245,9 @@ func (t *terminal) finish() error {
 	}
 	signal.Stop(t.signals)
 	t.wake.Close()
-	t.output.from.SetReadDeadline(time.Now())
+	// The end comes once all that was written has, unless somebody outside holds
+	// the command's terminal: what is on its way does not count as there.
+	t.output.from.SetReadDeadline(time.Now().Add(lastOutput))
 	t.output.wait.Wait()
 	t.mu.Lock()
 	t.over = true

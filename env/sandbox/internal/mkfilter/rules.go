@@ -145,12 +145,14 @@ func byNumber(a abi, named map[string]verdict, numbers map[string]uint32) []span
 		}
 	}
 	some := map[uint32]verdict{}
-	for name, n := range numbers {
+	for _, name := range slices.Sorted(maps.Keys(numbers)) {
+		n := numbers[name]
 		v, ok := named[name]
+		_, known := some[n] // under another name, which the profile has
 		switch {
 		case ok:
 			some[n] = v
-		case n <= newest:
+		case n <= newest && !known:
 			some[n] = verdict{errno: unix.EPERM}
 		}
 	}
