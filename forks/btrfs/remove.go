@@ -240,7 +240,11 @@ func (d *driver) RemoveSnapshot(ctx context.Context, id forks.ID) (err error) {
 	if err := f.Close(); err != nil {
 		return err
 	}
-	if err := fsat.SyncDir(d.store.NodePath(id)); err != nil {
+	err = fsat.SyncDir(d.store.NodePath(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // another process saw the mark and was faster
+	}
+	if err != nil {
 		return err
 	}
 	step.At("btrfs.remove-snapshot.marked")

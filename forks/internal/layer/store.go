@@ -539,7 +539,11 @@ func (s *Store) RemoveSnapshot(ctx context.Context, id forks.ID) error {
 		return err
 	}
 	f.Close()
-	if err := fsat.SyncDir(s.NodePath(id)); err != nil {
+	err = fsat.SyncDir(s.NodePath(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // another process saw the mark and was faster
+	}
+	if err != nil {
 		return err
 	}
 	return s.collect(ctx)
