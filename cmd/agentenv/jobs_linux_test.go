@@ -236,9 +236,9 @@ func TestCommandThatStays(t *testing.T) {
 	p := newPerson(t, "self", os.Getuid())
 	src := smallEnvironment(t, p)
 	const stays = `trap "" TERM; trap "echo HUP" HUP; trap "echo INT" INT; echo ready; while :; do sleep 0.05; done`
-	start := func(prefix ...string) (*exec.Cmd, *bytes.Buffer) {
+	start := func(prefix ...string) (*exec.Cmd, <-chan string) {
 		args := append(prefix, "agentenv", "exec", "--fork", "--", "sh", "-c", stays)
-		cmd, out := p.command(src, args[0], args[1:]...), &bytes.Buffer{}
+		cmd := p.command(src, args[0], args[1:]...)
 		r, w, err := os.Pipe()
 		assert.NilError(t, err)
 		defer w.Close()
@@ -249,8 +249,12 @@ func TestCommandThatStays(t *testing.T) {
 		assert.NilError(t, err)
 		assert.Equal(t, string(buf), "ready\n")
 		t.Cleanup(func() { r.Close() })
-		go io.Copy(out, r)
-		return cmd, out
+		rest := make(chan string, 1)
+		go func() {
+			out, _ := io.ReadAll(r) // what came before it was closed
+			rest <- string(out)
+		}()
+		return cmd, rest
 	}
 	began := time.Now()
 	byTimeout, _ := start("timeout", "0.5")
@@ -276,8 +280,9 @@ func TestCommandThatStays(t *testing.T) {
 	assert.NilError(t, reload.Process.Signal(unix.Signal(0)))
 	assert.NilError(t, reload.Process.Signal(unix.SIGKILL))
 	_ = reload.Wait()
+	all := <-said // all who could write are dead
 	for _, want := range []string{"HUP", "INT\nINT"} {
-		assert.Assert(t, strings.Contains(said.String(), want), said)
+		assert.Assert(t, strings.Contains(all, want), all)
 	}
 }
 
