@@ -321,7 +321,10 @@ const (
 	removePause = time.Millisecond
 )
 
+// removeCgroup removes a cgroup, and first those below it: of an agentenv that the
+// command ran.
 func removeCgroup(dir string) {
+	removeBelow(dir)
 	for range removeTries {
 		if err := unix.Rmdir(dir); err != unix.EBUSY {
 			break
@@ -330,5 +333,16 @@ func removeCgroup(dir string) {
 	}
 	if parent := filepath.Dir(dir); filepath.Base(parent) == cgroupParent {
 		_ = unix.Rmdir(parent) // the last one does it
+	}
+}
+
+func removeBelow(dir string) {
+	entries, _ := os.ReadDir(dir) // what can be read is enough
+	for _, e := range entries {
+		if e.IsDir() {
+			below := filepath.Join(dir, e.Name())
+			removeBelow(below)
+			_ = unix.Rmdir(below) // else the one around it says so
+		}
 	}
 }

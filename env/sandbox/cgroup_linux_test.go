@@ -62,7 +62,7 @@ func TestCgroupsSwept(t *testing.T) {
 			assert.NilError(t, err)
 			defer used.remove()
 			left := filepath.Join(s.dir, cgroupPrefix+"test")
-			assert.NilError(t, os.Mkdir(left, 0o755))
+			assert.NilError(t, os.MkdirAll(filepath.Join(left, cgroupPrefix+"inner"), 0o755)) // of an agentenv inside
 			victim, err := os.StartProcess("/bin/sleep", []string{"sleep", "100"}, &os.ProcAttr{})
 			assert.NilError(t, err)
 			assert.NilError(t, os.WriteFile(filepath.Join(left, "cgroup.procs"), []byte(strconv.Itoa(victim.Pid)), 0))
