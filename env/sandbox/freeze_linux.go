@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -117,10 +116,9 @@ func (id identity) signal(sig unix.Signal) error {
 
 // identify reads a process's identity and its state, X if it is gone.
 func identify(pid int) (identity, byte) {
-	const state, started = 0, 19 // fields after the name, see proc_pid_stat(5)
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if err != nil || len(fields) <= started {
+	const state, started = 0, 19
+	fields := statFields("/proc/" + strconv.Itoa(pid))
+	if len(fields) <= started {
 		return identity{pid: pid}, 'X'
 	}
 	return identity{pid, string(fields[started])}, fields[state][0]

@@ -1,10 +1,9 @@
 package sandbox
 
 import (
-	"fmt"
-	"os"
-	"strings"
 	"syscall"
+
+	"github.com/moby/sys/user"
 )
 
 // setgroups says whether the command may change its groups: only where the
@@ -56,17 +55,13 @@ func identityMaps() (uids, gids []syscall.SysProcIDMap, err error) {
 
 // identityMap maps every id that this namespace has to itself.
 func identityMap(file string) ([]syscall.SysProcIDMap, error) {
-	text, err := os.ReadFile(file)
+	lines, err := user.ParseIDMapFile(file)
 	if err != nil {
 		return nil, err
 	}
 	var m []syscall.SysProcIDMap
-	for line := range strings.Lines(string(text)) {
-		var inside, outside, size int
-		if _, err := fmt.Sscan(line, &inside, &outside, &size); err != nil {
-			return nil, fmt.Errorf("%s: line %q: %w", file, line, err)
-		}
-		m = append(m, syscall.SysProcIDMap{ContainerID: inside, HostID: inside, Size: size})
+	for _, l := range lines {
+		m = append(m, syscall.SysProcIDMap{ContainerID: int(l.ID), HostID: int(l.ID), Size: int(l.Count)})
 	}
 	return m, nil
 }

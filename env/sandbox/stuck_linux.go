@@ -238,15 +238,21 @@ func parentOf(pid int) (parent int, state byte) { return parentIn("/proc/" + str
 
 // parentIn is [parentOf] for a directory of /proc, a thread's too.
 func parentIn(dir string) (parent int, state byte) {
-	stat, err := os.ReadFile(dir + "/stat")
-	if err != nil {
-		return 0, 'X'
-	}
-	// The name may hold anything, also spaces and parentheses.
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	fields := statFields(dir)
 	if len(fields) < 2 {
 		return 0, 'X'
 	}
 	parent, _ = strconv.Atoi(string(fields[1]))
 	return parent, fields[0][0]
+}
+
+// statFields are what stat of a directory of /proc says after the name, see
+// proc_pid_stat(5); none if the process is gone.
+func statFields(dir string) [][]byte {
+	stat, err := os.ReadFile(dir + "/stat")
+	if err != nil {
+		return nil
+	}
+	// The name may hold anything, also spaces and parentheses.
+	return bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 }

@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/moby/sys/user"
 )
@@ -225,17 +224,13 @@ func Current() (Map, error) {
 }
 
 func readMap(file string) ([]Range, error) {
-	text, err := os.ReadFile(file)
+	lines, err := user.ParseIDMapFile(file)
 	if err != nil {
 		return nil, err
 	}
 	var m []Range
-	for line := range strings.Lines(string(text)) {
-		var r Range
-		if _, err := fmt.Sscan(line, &r.Inside, &r.Outside, &r.Size); err != nil {
-			return nil, fmt.Errorf("%s: line %q: %w", file, line, err)
-		}
-		m = append(m, r)
+	for _, l := range lines {
+		m = append(m, Range{Inside: l.ID, Outside: l.ParentID, Size: l.Count})
 	}
 	return m, nil
 }
