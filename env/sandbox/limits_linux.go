@@ -162,9 +162,7 @@ func mostFiles() int {
 
 // mayRaise says whether this process, and its helpers, may raise a hard limit.
 var mayRaise = sync.OnceValue(func() bool {
-	var data [2]unix.CapUserData
-	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	return machineRoot() && mayMount() && unix.Capget(&hdr, &data[0]) == nil && data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
+	return machineRoot() && mayMount() && capable(unix.CAP_SYS_RESOURCE)
 })
 
 const bestEffort = "go on without by limits.enforce: best-effort"

@@ -206,16 +206,16 @@ func MayMount() bool { return mayMount() }
 // The capability counts only for root: another user's is lost when the helper
 // is executed.
 var mayMount = sync.OnceValue(func() bool {
-	if os.Geteuid() != 0 {
-		return false
-	}
+	return os.Geteuid() == 0 && capable(unix.CAP_SYS_ADMIN)
+})
+
+// capable says whether this process has the capability c, one of the first 32, in
+// force.
+func capable(c int) bool {
 	var data [2]unix.CapUserData
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	if err := unix.Capget(&hdr, &data[0]); err != nil {
-		return false
-	}
-	return data[0].Effective&(1<<unix.CAP_SYS_ADMIN) != 0
-})
+	return unix.Capget(&hdr, &data[0]) == nil && data[0].Effective&(1<<c) != 0
+}
 
 // helperNamespaces are those of every helper of LevelNamespaces.
 const helperNamespaces = syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS
