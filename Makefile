@@ -19,7 +19,7 @@ endif
 build:
 	$(STATIC) -trimpath -o bin/agentenv ./cmd/agentenv
 
-# Under five minutes on two cores. What cannot run here skips with its reason;
+# Less than ten minutes on two cores. What cannot run here skips with its reason;
 # as root all runs.
 test:
 	$(GO) vet ./...
